@@ -48,7 +48,7 @@ import zmq
 
 from benchmarks.rounds import Rounds, rounds_done
 from benchmarks.synthetic import Fleet
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire import transport

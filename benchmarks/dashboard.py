@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch.report.format import UNKNOWN, table
+from ddpwatch.common.text import UNKNOWN, table
 
 WIDTH, HEIGHT = 200, 50
 POOL = 24  # steps made beforehand, so that making them is not measured

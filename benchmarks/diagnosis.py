@@ -75,7 +75,7 @@ from benchmarks.diagnosis_score import Result, Score, play
 from benchmarks.diagnosis_traceml import show as show_traceml
 from benchmarks.fleet_noise import NOISES, NoiseKind
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 
 WORLDS = (2, 4, 8, 16, 64, 1024)
 HANGS = 5

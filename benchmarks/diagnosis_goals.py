@@ -11,7 +11,7 @@ from statistics import quantiles
 
 from benchmarks.diagnosis_oracle import Powers
 from benchmarks.diagnosis_score import SOON_STEPS, Score
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 
 COUNTED_SIZE = 0.05  # of a step: what is smaller is shown, and does not count
 NAMED_SIZE = 0.10

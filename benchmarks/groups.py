@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.paired import hodges_lehmann
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch import open_recording
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "tests" / "integration" / "scripts" / "groups.py"

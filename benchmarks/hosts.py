@@ -36,7 +36,7 @@ from benchmarks import hosts_faults, hosts_truth
 from benchmarks.hosts_network import START_S, TOOLS, Interrupted, network
 from benchmarks.hosts_security import security
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 from tests.support.hosts import why_not
 
 COST_HOSTS = 2

@@ -15,7 +15,7 @@ from benchmarks.hosts_liar import LIES
 from benchmarks.hosts_network import START_S, Job, network
 from benchmarks.hosts_viewer import Viewer
 from benchmarks.rounds import Rounds
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 
 HOSTS = 2
 SECONDS, PER_S = 10, 1000

@@ -14,9 +14,9 @@ from benchmarks.hosts_network import SKEWS_S, START_S, Network, network
 from benchmarks.rounds import Rounds
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import steps_across_ranks
+from ddpwatch.common.text import UNKNOWN, table
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from ddpwatch.report.format import UNKNOWN, table
 from ddpwatch.wire.messages import ClockExchange, Layout
 
 HOSTS, LATE = len(SKEWS_S), 3  # one rank on each; the late one

@@ -54,8 +54,8 @@ from benchmarks.node_steps import (
 from benchmarks.real_agent import COLUMNS, agent_row
 from benchmarks.synthetic import Fleet
 from ddpwatch.collector.uplink import Uplink
+from ddpwatch.common.text import table
 from ddpwatch.probe.collector_process import CollectorProcess
-from ddpwatch.report.format import table
 from ddpwatch.run import clock, rundir
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire import transport

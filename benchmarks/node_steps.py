@@ -39,8 +39,8 @@ import msgspec
 from benchmarks.synthetic import EPOCH_NS, START_NS, Fleet
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.node_steps import NodeStepPacker
+from ddpwatch.common.text import table
 from ddpwatch.probe.derive import HOOKS_PERIOD
-from ddpwatch.report.format import table
 from ddpwatch.sampling.schedule import SamplingSchedule, is_sampled
 from ddpwatch.wire.messages import Beat, ClockExchange, Device, Node, NodeStep, Step, StepStatus, encode
 from ddpwatch.wire.node_step import expand

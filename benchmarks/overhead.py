@@ -56,12 +56,12 @@ from torch.profiler import ProfilerActivity, profile
 import ddpwatch
 from benchmarks.paired import Estimate, hodges_lehmann, ratios
 from benchmarks.rounds import Rounds, rounds_done
+from ddpwatch.common.text import table
 from ddpwatch.probe import session
 from ddpwatch.probe.fsdp import _COMMS, FsdpProbe
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.sharded_comm import TimedComm
-from ddpwatch.report.format import table
 from ddpwatch.run import rundir
 from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.sampling.lease import Lease

@@ -43,9 +43,9 @@ import ddpwatch
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.step import figures
 from ddpwatch.common.intervals import Intervals, intersect, total, union
+from ddpwatch.common.text import table
 from ddpwatch.probe import session
 from ddpwatch.probe.record import StepRecord
-from ddpwatch.report.format import table
 from ddpwatch.wire.messages import Step
 
 STEPS, WARM_UP_STEPS = 100, 20

@@ -29,11 +29,11 @@ import msgspec
 
 from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.window import Summary, summarise
+from ddpwatch.common.text import size, table
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
-from ddpwatch.report.format import size, table
 from ddpwatch.tui.models.devices import HISTORY_S
 from ddpwatch.viewer.state import KEEP_STEPS, RunState
 from ddpwatch.wire.messages import Hello, Message, Span, Step, encode

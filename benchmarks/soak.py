@@ -37,7 +37,7 @@ from benchmarks.soak_fates import live
 from benchmarks.soak_jobs import FATES, PATIENCE_S, STEPS, Job, Ledger, Place, await_that, cmdline, drawn, processes_of
 from benchmarks.soak_viewers import audience, leaves, rss_mib, started
 from benchmarks.soak_watcher import Watcher
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 from ddpwatch.run import rundir
 from tests.support.fork_server import close_the_server, the_server
 

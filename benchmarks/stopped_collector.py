@@ -38,9 +38,9 @@ from torch.nn.parallel import DistributedDataParallel
 import ddpwatch
 from benchmarks.paired import ratio_cells
 from benchmarks.rounds import Rounds, rounds_done
+from ddpwatch.common.text import table
 from ddpwatch.probe import session
 from ddpwatch.report.build import report_of
-from ddpwatch.report.format import table
 from ddpwatch.run import rundir
 
 BLOCK_STEPS = 50

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from benchmarks.paired import ratio_cells
 from benchmarks.rounds import Rounds, rounds_done
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire.messages import Step

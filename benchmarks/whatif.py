@@ -57,8 +57,8 @@ from benchmarks.whatif_jobs import (
     record,
 )
 from benchmarks.whatif_speed import print_speed
-from ddpwatch.analysis.step import NS_PER_MS
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
+from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.whatif.answer import Prediction, WhatIf
 from ddpwatch.whatif.model import noise
 from ddpwatch.whatif.recorded import Recorded

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TypeVar
 
 from ddpwatch.analysis.means import STARTING_STEPS
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 from ddpwatch.whatif.answer import WhatIf
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.whatif.schedule import Speeds

@@ -104,7 +104,7 @@ class Launch:
 
     def without_run(self) -> list[str]:
         """What the job left where no run was seen, in lines: rank files, or a collector's log, or nothing."""
-        from ddpwatch.report.format import clean
+        from ddpwatch.common.text import clean
 
         if lines := self.recorded():
             return lines

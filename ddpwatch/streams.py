@@ -13,8 +13,8 @@ import os
 import sys
 from typing import Any
 
+from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.report.format import clean
 
 
 class _Descriptor(io.FileIO):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shaped_network import run_job, shaped_network, why_not
-from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.whatif.command import answer, recorded_in
 from ddpwatch.whatif.scenarios import Change

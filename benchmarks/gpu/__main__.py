@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.part import RESULTS, save
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 
 FOLDER = Path(__file__).parent
 PARTS = (

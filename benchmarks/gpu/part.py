@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ddpwatch.report.format import table
+from ddpwatch.common.text import table
 
 RESULTS = Path(__file__).parent / "results"
 NO_GPU = "not run: no CUDA device"

@@ -21,7 +21,9 @@ from typing import Any
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import LOST
 from ddpwatch.analysis.means import Sums
-from ddpwatch.analysis.step import NS_PER_MS, PHASES
+from ddpwatch.analysis.step import PHASES
+from ddpwatch.common.text import two_digits
+from ddpwatch.common.units import NS_PER_MS
 
 SMALLEST = 0.01  # of the step time
 SMALLEST_OVERLAP = 0.02
@@ -287,7 +289,7 @@ def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], ver
     if phase:
         before, after = median(a.phases[phase]), median(b.phases[phase])
         verb = "fell" if after < before else "rose"
-        text += f", because {_PHASE_NAMES[phase]} {verb} from {_ms(before)} to {_ms(after)} ms"
+        text += f", because {_PHASE_NAMES[phase]} {verb} from {two_digits(before)} to {two_digits(after)} ms"
     return text
 
 
@@ -298,10 +300,6 @@ def _describe_overlap(a: RunSeries, b: RunSeries, overlap: tuple[float, float, f
     before, after = median(a.overlap), median(b.overlap)
     verb = "rose" if change > 0 else "fell"
     return f"; overlap {verb} from {before:.0%} to {after:.0%} ({100 * low:+.0f} to {100 * high:+.0f} points)"
-
-
-def _ms(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _too_short(a: RunSeries, b: RunSeries) -> str:

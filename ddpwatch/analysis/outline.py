@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.means import Sums
-from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.common.units import NS_PER_MS
 
 MOST_POINTS = 1000
 SPREAD_STEPS = 16

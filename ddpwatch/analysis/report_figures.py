@@ -24,8 +24,9 @@ from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
-from ddpwatch.analysis.step import NS_PER_MS, missing_steps
+from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.window import RankSummary, Summary
+from ddpwatch.common.units import NS_PER_MS, to_ms
 from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 
@@ -209,13 +210,13 @@ class ReportBuilder:
                 **({"unresolved": unresolved} if (unresolved := self._statuses["unresolved"]) else {}),
                 "unreduced": self._statuses["unreduced"],
                 "averaged": self._means.steps,
-                "step_ms": _ms(total.step_ns),
+                "step_ms": to_ms(total.step_ns),
                 "step_ms_p50": self._step_ns.p50(NS_PER_MS),
                 "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
             },
-            "phases_ms": {phase: _ms(ns) for phase, ns in total.phases_ns.items()},
+            "phases_ms": {phase: to_ms(ns) for phase, ns in total.phases_ns.items()},
             "cost": self._cost_row(),
-            "overlap": {"ratio": total.overlap, "comm_ms": _ms(total.comm_ns), "exposed_ms": _ms(total.exposed_ns)},
+            "overlap": {"ratio": total.overlap, "comm_ms": to_ms(total.comm_ns), "exposed_ms": to_ms(total.exposed_ns)},
             "groups": [
                 {
                     "id": group.id,
@@ -332,15 +333,15 @@ class ReportBuilder:
             "host": hello.host if hello else None,
             "groups": list(self._run.groups.of_rank(rank)),
             "steps": samples.steps,
-            "step_ms": _ms(means.step_ns),
+            "step_ms": to_ms(means.step_ns),
             "step_ms_p50": samples.step.p50(NS_PER_MS),
             "late_ms_p50": samples.late.p50(NS_PER_MS),
             "wait_ms_p50": samples.wait.p50(NS_PER_MS),
             "overlap": means.overlap,
             "overlap_p50": samples.overlap.p50(),
-            "exposed_ms": _ms(means.exposed_ns),
+            "exposed_ms": to_ms(means.exposed_ns),
             "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
-            "clock_error_ms": _ms(samples.clock_error_ns),
+            "clock_error_ms": to_ms(samples.clock_error_ns),
             "dropped": samples.dropped,
             "own_cost_ratio": samples.cost.p50(),
             "end": _end_row(bye) if bye else None,
@@ -378,10 +379,6 @@ class ReportBuilder:
             "last_ranks": list(last_ranks),
             "last_share": last_share,
         }
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / NS_PER_MS
 
 
 def _end_row(bye: Bye) -> dict[str, Any]:

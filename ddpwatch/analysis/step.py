@@ -18,7 +18,6 @@ from ddpwatch.sampling.levels import FULL, is_timed, is_watched
 from ddpwatch.wire.messages import DEFAULT_GROUP, Step
 
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
-NS_PER_MS = 1e6
 
 # module, bucket index, turn (which backward of the step it belongs to, from 0), group, use
 BucketKey = tuple[int, int, int, int, str]

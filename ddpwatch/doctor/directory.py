@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from ddpwatch.common.text import size
 from ddpwatch.doctor.check import Check, Section, error_text
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.report.format import size
 from ddpwatch.run import blackbox, rundir
 
 LITTLE_SPACE_BYTES = 64 << 20  # as much as a collector retains, and so the largest recording that it leaves here

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddpwatch.common.text import clean
 from ddpwatch.doctor import configuration, directory, loopback, runs, system, terminal, training
 from ddpwatch.doctor.check import Check, Section, State
-from ddpwatch.report.format import clean
 from ddpwatch.run import rundir
 
 MARKS: dict[State, str] = {"ok": "ok", "none": "--", "warn": "warn", "fail": "FAIL"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddpwatch.common.text import size
 from ddpwatch.doctor.check import Check, Section
-from ddpwatch.report.format import size
 from ddpwatch.run import rundir
 
 _section = Section("runs")

@@ -15,7 +15,8 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosed_run import diagnosed
-from ddpwatch.analysis.step import NS_PER_MS, PHASES
+from ddpwatch.analysis.step import PHASES
+from ddpwatch.common.units import NS_PER_MS, to_ms
 from ddpwatch.sampling.levels import UNRESOLVED, is_watched
 from ddpwatch.wire.messages import Bye, Device, Hello, Mark, Step
 from ddpwatch.wire.transport import Frame
@@ -194,7 +195,7 @@ def step_rows(across: StepAcrossRanks) -> Iterator[StepRow]:
     """The rows of one step, by rank."""
     for rank, step in sorted(across.ranks.items()):
         figure = across.facts_of(rank).figures
-        phases = {f"{name}_ms": _ms(figure.phases_ns.get(name)) for name in PHASES}
+        phases = {f"{name}_ms": to_ms(figure.phases_ns.get(name)) for name in PHASES}
         known = is_watched(step.status)
         yield StepRow(
             step=step.step,
@@ -204,11 +205,11 @@ def step_rows(across: StepAcrossRanks) -> Iterator[StepRow]:
             micro_steps=step.micro_steps if known else None,
             start_ns=step.start_ns,
             step_ms=None if step.status == UNRESOLVED else figure.step_ns / NS_PER_MS,
-            comm_ms=_ms(figure.comm_ns),
-            exposed_ms=_ms(figure.exposed_ns),
+            comm_ms=to_ms(figure.comm_ns),
+            exposed_ms=to_ms(figure.exposed_ns),
             overlap=figure.overlap,
-            late_ms=_ms(across.late_ns(rank)),
-            wait_ms=_ms(across.wait_ns(rank)),
+            late_ms=to_ms(across.late_ns(rank)),
+            wait_ms=to_ms(across.wait_ns(rank)),
             comm_bytes=sum(step.comm_bytes) if known else None,
             buckets=len(step.comm_label) if known else None,
             own_ms=(step.own_ns + step.sender_ns) / NS_PER_MS,
@@ -232,13 +233,13 @@ def bucket_rows(across: StepAcrossRanks) -> Iterator[BucketRow]:
                 turn=key[2],
                 use=key[4],
                 nbytes=step.comm_bytes[position],
-                ready_ms=_ms(step.comm_ready[position]),
+                ready_ms=to_ms(step.comm_ready[position]),
                 launch_ms=step.comm_launch[position] / NS_PER_MS,
-                done_ms=_ms(step.comm_done[position]),
-                late_ms=_ms(launch - skew.first) if skew else None,
-                wait_ms=_ms(skew.last - launch) if skew else None,
-                transfer_ms=_ms(skew.transfer) if skew else None,
-                exposed_ms=_ms(facts.exposed[position]),
+                done_ms=to_ms(step.comm_done[position]),
+                late_ms=to_ms(launch - skew.first) if skew else None,
+                wait_ms=to_ms(skew.last - launch) if skew else None,
+                transfer_ms=to_ms(skew.transfer) if skew else None,
+                exposed_ms=to_ms(facts.exposed[position]),
                 busbw_gbps=None if (bandwidth := bandwidths.get(key)) is None else bandwidth / 1e9,
             )
 
@@ -313,7 +314,3 @@ def columns(found: Iterable[TableRow], kind: type[TableRow]) -> dict[str, list[o
         for name in names:
             result[name].append(getattr(row, name))
     return result
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / NS_PER_MS

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.common.text import number, percent
 from ddpwatch.errors import UsageError
-from ddpwatch.report.format import number, percent
 from ddpwatch.report.lost import lost_sentence
 from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import SNAPSHOT_S, LiveSource

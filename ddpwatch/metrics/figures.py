@@ -14,14 +14,14 @@ from typing import NamedTuple
 from ddpwatch.analysis.buckets import BucketTable
 from ddpwatch.analysis.diagnosis.words.rows import lost_row
 from ddpwatch.analysis.window import Summariser, Summary
-from ddpwatch.report.format import clean
+from ddpwatch.common.text import clean
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.viewer.state import RankStatus, RunState
 from ddpwatch.wire.messages import ALL_REDUCE
 
 TOP = 16
 OTHERS = "others"
 INSTALL = "pip install 'ddpwatch[metrics]'"
-NS_PER_S = 1e9
 MOST_LABEL = 80  # characters
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpwatch.report.format import clean, number, percent, table
+from ddpwatch.common.text import clean, number, percent, table
 from ddpwatch.report.lost import account_name
 
 MOST_ACCOUNTS = 5

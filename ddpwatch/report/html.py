@@ -1,6 +1,6 @@
 """The report as one HTML file: figures, incidents, and a timeline to zoom and click in. It loads no other resource.
 
-Names in a recording come from other machines. They travel as JSON, cleaned by `ddpwatch.report.format.clean`, and
+Names in a recording come from other machines. They travel as JSON, cleaned by `ddpwatch.common.text.clean`, and
 appear on the page only as text. The page's content security policy forbids every connection.
 """
 
@@ -16,8 +16,8 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import USE_NAMES, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
+from ddpwatch.common.text import clean
 from ddpwatch.report import incidents as worst
-from ddpwatch.report.format import clean
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
 from ddpwatch.wire.messages import Layout
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ddpwatch.analysis.diagnosis.words.incident_news import NS_PER_S, seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.rows import KINDS, row_stacks
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
+from ddpwatch.common.text import clean, percent
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.report.format import clean, percent
 
 Row = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpwatch.analysis.diagnosis.incident import LOST
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
-from ddpwatch.report.format import number, percent, run_size
+from ddpwatch.common.text import number, percent, run_size
 from ddpwatch.report.tables import Table
 
 Account = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpwatch.analysis.diagnosis.words.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
-from ddpwatch.report.format import UNKNOWN, number, one_of, percent, size
+from ddpwatch.common.text import UNKNOWN, number, one_of, percent, size
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]

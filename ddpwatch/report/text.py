@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddpwatch.common.text import UNKNOWN, clean, number, percent, size, table
 from ddpwatch.report import incidents as worst
-from ddpwatch.report.format import UNKNOWN, clean, number, percent, size, table
 from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
 

@@ -16,6 +16,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
+from ddpwatch.common.text import percent
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import parse_target
@@ -33,7 +34,7 @@ from ddpwatch.tui.screens import MODAL_CSS, AskScreen, HelpScreen, RunPicker
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.step_export import step_frames, write_step
-from ddpwatch.tui.text import clean, percent
+from ddpwatch.tui.text import shorten_name
 from ddpwatch.tui.views import RunView, Views
 from ddpwatch.viewer.live_source import SILENCE_S
 
@@ -349,7 +350,7 @@ class DashboardApp(App[int]):
 
     def notify(self, message: str, **options: Any) -> None:
         """Shows a message for a while: what is in it, such as a file's name, is only text."""
-        super().notify(clean(message, 1000), markup=False, **options)
+        super().notify(shorten_name(message, 1000), markup=False, **options)
 
     async def action_quit(self) -> None:
         """Leaves at once."""
@@ -358,7 +359,7 @@ class DashboardApp(App[int]):
     def action_copy(self) -> None:
         """Copies the verdict, or the log's line, by the terminal's own means (OSC 52)."""
         text = self.views.log.text if self.view is self.views.log else None
-        self.copy_to_clipboard(clean(self.session.overview.verdict.text if text is None else text, 1000))
+        self.copy_to_clipboard(shorten_name(self.session.overview.verdict.text if text is None else text, 1000))
         self.notify("copied", timeout=2)
 
     def action_save_svg(self) -> None:
@@ -387,7 +388,7 @@ class DashboardApp(App[int]):
             self.notify(f"saved {path}{note}", timeout=6)
 
     def _file(self, end: str) -> Path:
-        return Path(f"ddpwatch-{clean(self.session.name, 60).replace('/', '-')}-{end}")
+        return Path(f"ddpwatch-{shorten_name(self.session.name, 60).replace('/', '-')}-{end}")
 
 
 def _whole_run(spec: FeedSpec) -> WholeRecording | None:

@@ -14,7 +14,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.tui.text import clean
+from ddpwatch.tui.text import shorten_name
 
 MODAL_CSS = """
     ModalScreen { align: center middle; background: $background 60%; overflow: hidden; }
@@ -115,4 +115,4 @@ def _label(choice: RunInfo | Path) -> str:
 
 
 def _escaped(name: str) -> str:
-    return clean(name, 40).replace("[", "\\[")
+    return shorten_name(name, 40).replace("[", "\\[")

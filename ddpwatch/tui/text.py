@@ -1,4 +1,4 @@
-"""Text for a terminal: harmless names of known width, figures with their unit, "–" for an unknown one."""
+"""Text of known width for a terminal: names cut to it, lines wrapped, fields fitted."""
 
 from __future__ import annotations
 
@@ -8,34 +8,26 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from ddpwatch.analysis.diagnosis.words.wording import spans
-from ddpwatch.report.format import UNKNOWN, one_of, percent, size
-from ddpwatch.report.format import clean as harmless_text
+from ddpwatch.common.text import clean
 
-__all__ = [
-    "UNKNOWN", "Field", "clean", "clean_host", "fit", "flow", "ms", "number", "one_of", "percent", "shorten", "size",
-    "spans", "with_unit", "wrap",
-]  # fmt: skip
-
-_NS_PER_MS = 1e6
 _COMBINING = ("Mn", "Me")
 
 
-def clean(name: str, width: int) -> str:
+def shorten_name(name: str, width: int) -> str:
     """Makes a name from a frame safe to draw: without control, bidi, zero-width and combining characters.
 
     The result is at most ``width`` cells wide; "…" marks a cut.
     """
-    harmless = harmless_text(name[: 8 * max(width, 0) + 64])
+    harmless = clean(name[: 8 * max(width, 0) + 64])
     if not harmless.isascii():
         harmless = "".join(c for c in harmless if unicodedata.category(c) not in _COMBINING and cell_len(c) > 0)
     return shorten(harmless, width)
 
 
-def clean_host(called: str, width: int) -> str:
-    """As `clean`, for what a host is called: its ranks, which distinguish it from others of its name, are not cut."""
+def shorten_host(called: str, width: int) -> str:
+    """Does the same with what a host is called; its ranks, which distinguish it from others, are not cut."""
     name, gap, ranks = called.partition(" (")
-    return clean(name, width - cell_len(gap + ranks)) + clean(gap + ranks, width)
+    return shorten_name(name, width - cell_len(gap + ranks)) + shorten_name(gap + ranks, width)
 
 
 def shorten(text: str, width: int) -> str:
@@ -77,28 +69,6 @@ def flow(parts: Sequence[str], width: int, lines: int, gap: str = " · ") -> lis
         else:
             out.append(part)
     return [shorten(line, width) for line in out]
-
-
-def number(value: float | None) -> str:
-    """Three significant digits, never an exponent; "–" for None."""
-    if value is None:
-        return UNKNOWN
-    if abs(value) >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 9.995 or value == 0 else f"{value:.2f}"
-
-
-def ms(ns: float | None) -> str:
-    """Nanoseconds as a number of milliseconds, without the unit."""
-    if ns is None:
-        return UNKNOWN
-    value = ns / _NS_PER_MS
-    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}"
-
-
-def with_unit(text: str, unit: str) -> str:
-    """A formatted figure and its unit; no unit on "–"."""
-    return text if text == UNKNOWN else f"{text} {unit}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
-from ddpwatch.analysis.step import NS_PER_MS
 from ddpwatch.analysis.window import summarise
+from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
+from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.report.format import UNKNOWN, clean, number, percent, table
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.version import untested
@@ -128,7 +128,7 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
     found = state.verdict(summary, incidents)
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
-        f"{_ms(summary.step_ns):>8}  {percent(summary.overlap):>7}  {_ms(summary.exposed_ns):>10}  "
+        f"{number(to_ms(summary.step_ns)):>8}  {percent(summary.overlap):>7}  {number(to_ms(summary.exposed_ns)):>10}  "
         f"{_full(state):>5}  {state.dropped:>5}  {_notes(state)}{clean(found.text)}"
     )
 
@@ -344,7 +344,3 @@ def _wait_for_run() -> RunInfo:
 
 def _narrate(text: str) -> None:
     print(f"ddpwatch: {text}", file=sys.stderr, flush=True)
-
-
-def _ms(ns: float | None) -> str:
-    return number(ns, 1) if ns is None else number(ns / NS_PER_MS, 1)

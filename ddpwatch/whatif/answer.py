@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import NormalDist, stdev
 from typing import Any
 
-from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import MIB
 from ddpwatch.whatif.model import Physics, fit, noise, take_apart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpwatch.report.format import clean, number, percent, table
+from ddpwatch.common.text import clean, number, percent, table
 
 BEST_SHOWN = 5
 BOUND = "(the bound)"

@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
+from ddpwatch.common.text import ms
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines, mean_history, worst_first
 from ddpwatch.tui.models.history import SPARK_STEPS, HistoryPoint, StepHistory
 from ddpwatch.tui.models.host_names import host_names
@@ -19,7 +20,6 @@ from ddpwatch.tui.paint.overview import paint_overview
 from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
-from ddpwatch.tui.text import ms
 from ddpwatch.wire.messages import Status
 from tests.support.frames import (
     beat,

@@ -8,8 +8,8 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from benchmarks.synthetic import Fleet
+from ddpwatch.common.text import ms, percent, three_digits
 from ddpwatch.tui.settings import Settings
-from ddpwatch.tui.text import ms, number, percent
 from ddpwatch.tui.views import VIEWS
 from ddpwatch.wire.messages import Mark
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
@@ -138,7 +138,7 @@ def frame_shown(app, lines):
     yield f"overlap {percent(summary.overlap)}" in lines[1]
     yield f"exposed {ms(summary.exposed_ns)} ms" in lines[1]
     slowest = overview.slowest
-    yield slowest is None or f"{slowest.ranks[0]} +{number(slowest.evidence['late_ms'])} ms" in lines[1]
+    yield slowest is None or f"{slowest.ranks[0]} +{three_digits(slowest.evidence['late_ms'])} ms" in lines[1]
     verdict = " ".join(" ".join(lines[2:6]).split())
     yield any(sign + overview.verdict.text[:60] in verdict for sign in ("✗ ", "! ", "✓ ", "· "))
     tabs = (f" {key} {view.NAME}" for key, view in VIEWS.items())

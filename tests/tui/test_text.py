@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ddpwatch.analysis.diagnosis.words.wording import buckets_named, ranks_named
+from ddpwatch.common.text import ms, spans, three_digits
 from ddpwatch.tui.paint.canvas import Canvas, plain
-from ddpwatch.tui.text import Field, clean, fit, flow, ms, number, shorten, spans, wrap
+from ddpwatch.tui.text import Field, fit, flow, shorten, shorten_name, wrap
 
 HOSTILE = [
     "\x1b[31mred\x1b[0m", "a\rb", "bell\x07", "\x9b2J", "\u202eevil", "zero\u200bwidth", "tab\there", "line\nbreak",
@@ -15,25 +16,25 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_lose_what_moves_the_cursor(name):
-    cleaned = clean(name, 12)
+    cleaned = shorten_name(name, 12)
     assert cleaned.isprintable()
     assert cell_len(cleaned) == sum(max(cell_len(c), 1) for c in cleaned) <= 12
 
 
 @given(st.text(max_size=200), st.integers(0, 40))
 def test_a_clean_name_is_never_wider_than_asked(name, width):
-    assert cell_len(clean(name, width)) <= width
+    assert cell_len(shorten_name(name, width)) <= width
 
 
 def test_wide_characters_count_as_two_cells():
-    assert clean("模型模型", 5) == "模型…"
-    assert clean("模型", 4) == "模型"
+    assert shorten_name("模型模型", 5) == "模型…"
+    assert shorten_name("模型", 4) == "模型"
 
 
 @given(st.text(max_size=40), st.integers(1, 20), st.integers(-3, 20))
 def test_a_canvas_row_is_always_as_wide_as_the_canvas(text, width, x):
     canvas = Canvas(width, 1)
-    canvas.put(x, 0, clean(text, 40), "a")
+    canvas.put(x, 0, shorten_name(text, 40), "a")
     canvas.put(2, 0, "界", "b")
     canvas.put(3, 0, "x", "c")
     (row,) = canvas.rows()
@@ -57,13 +58,13 @@ def test_drawing_outside_is_cut_off():
 
 
 def test_unknown_is_a_dash_never_zero():
-    assert ms(None) == number(None) == "–"
+    assert ms(None) == three_digits(None) == "–"
     assert ms(0) == "0.0"
 
 
 @pytest.mark.parametrize(("value", "text"), [(123.4, "123"), (12.34, "12.3"), (1.234, "1.23"), (0, "0.0")])
 def test_numbers_have_three_digits(value, text):
-    assert number(value) == text
+    assert three_digits(value) == text
 
 
 def test_fit_prefers_full_then_short_then_drops_the_least():

@@ -16,7 +16,7 @@ from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.words.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
-from ddpwatch.report.format import clean, percent, size
+from ddpwatch.common.text import clean, percent, size
 from ddpwatch.report.text import render_report
 from ddpwatch.tui.models.overview import rank_status
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, BucketLayout, Bye, Group, Hello, Layout, Span, Step

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, changes, compare, figures_of
+from ddpwatch.common.text import UNKNOWN, three_digits
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.tables import steps_of
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from ddpwatch.tui.text import UNKNOWN, clean, number
+from ddpwatch.tui.text import shorten_name
 from ddpwatch.viewer.state import StepAcrossRanks
 from ddpwatch.wire.messages import Hello
 from ddpwatch.wire.transport import Frame
@@ -81,7 +82,7 @@ class Baseline:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name = clean(path.stem, 40) or str(path)
+        self.name = shorten_name(path.stem, 40) or str(path)
         self.version = self.steps = 0
         self.ready = self.busy = False
         self.failure = ""
@@ -191,13 +192,13 @@ def _is_listed(name: str, a: dict[str, str], b: dict[str, str]) -> bool:
 def _setup(hello: Hello | None) -> dict[str, str]:
     if hello is None:
         return {}
-    flags = {f"ddp {clean(name, 24)}": clean(str(value), 24) for name, value in sorted(hello.ddp.items())}
+    flags = {f"ddp {shorten_name(name, 24)}": shorten_name(str(value), 24) for name, value in sorted(hello.ddp.items())}
     return {
         "ranks": str(hello.world_size),
-        "device": clean(hello.device_name or hello.device_kind, 32),
-        "backend": clean(hello.backend, 16),
-        "torch": clean(hello.torch, 24),
-        "model": f"{clean(hello.module, 24)}, {number(hello.parameters / 1e6)} M parameters",
-        "timing": clean(hello.timing_source, 24),
+        "device": shorten_name(hello.device_name or hello.device_kind, 32),
+        "backend": shorten_name(hello.backend, 16),
+        "torch": shorten_name(hello.torch, 24),
+        "model": f"{shorten_name(hello.module, 24)}, {three_digits(hello.parameters / 1e6)} M parameters",
+        "timing": shorten_name(hello.timing_source, 24),
         **flags,
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host
-from ddpwatch.analysis.diagnosis.words.wording import spans
+from ddpwatch.common.text import spans
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Device
 

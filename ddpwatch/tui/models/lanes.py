@@ -9,8 +9,8 @@ from typing import overload
 
 from ddpwatch.analysis.step import USE_NAMES, StepFigures, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
+from ddpwatch.common.text import ms
 from ddpwatch.sampling.levels import FULL, status_name
-from ddpwatch.tui.text import ms
 from ddpwatch.viewer.state import StepAcrossRanks
 from ddpwatch.wire.messages import Mark, Step
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.common.text import ms
 from ddpwatch.sampling.levels import is_odd, status_name
-from ddpwatch.tui.text import ms
 from ddpwatch.wire.messages import Bye, Hello, Layout, Mark, Message, Node, Status, Step
 
 KEEP_LINES = 2000

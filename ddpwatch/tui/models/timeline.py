@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 from ddpwatch.common.intervals import total_within
+from ddpwatch.common.text import UNKNOWN, ms, size, with_unit
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import MAX_COMM_ROWS, Bar, Lane, Lanes, StepLanes, marks_by_rank
-from ddpwatch.tui.text import UNKNOWN, Field, clean, ms, size
+from ddpwatch.tui.text import Field, shorten_name
 from ddpwatch.viewer.state import StepAcrossRanks
 from ddpwatch.wire.messages import Mark
 
@@ -192,14 +193,14 @@ def _hook(lane: Lane, at: int, names: LayerNames) -> list[Field]:
     if not fired:
         return []
     ns, param = max(fired)
-    name = clean(names.layer(param), 40) or f"parameter {param}"
+    name = shorten_name(names.layer(param), 40) or f"parameter {param}"
     return [Field(f"hook fire {name} at {ms(lane.offset_ns + ns)} ms", name, 3)]
 
 
 def _marks(lane: Lane, at: int) -> list[Field]:
     clock_ns = at - lane.offset_ns + lane.step.start_ns
     found = (m for m in lane.marks if m.start_ns <= clock_ns <= (m.end_ns or m.start_ns + _MOMENT_NS))
-    return [Field(f"◆ {clean(mark.name, 24)}", "◆", 2) for mark in found]
+    return [Field(f"◆ {shorten_name(mark.name, 24)}", "◆", 2) for mark in found]
 
 
 def _bucket(found: _BucketAtCursor) -> list[Field]:
@@ -212,17 +213,18 @@ def _bucket(found: _BucketAtCursor) -> list[Field]:
         Field(size(bar.nbytes), size(bar.nbytes), 4),
         Field(f"ready {ms(None if ready is None else offset + ready)}", "", 5),
         Field(f"launch {ms(bar.start)}", f"l {ms(bar.start)}", 1),
-        Field(f"done {_ms(bar.end)}", f"d {ms(bar.end)}", 2),
+        Field(f"done {with_unit(ms(bar.end), 'ms')}", f"d {ms(bar.end)}", 2),
         _waited(found),
-        Field(f"exposed {_ms(exposed)}{_exposed_wait(found)}", f"x {ms(exposed)}", 3, "warn" if exposed else "text"),
+        Field(
+            f"exposed {with_unit(ms(exposed), 'ms')}{_exposed_wait(found)}",
+            f"x {ms(exposed)}",
+            3,
+            "warn" if exposed else "text",
+        ),
     ]
     if found.others:
         fields.append(Field(f"also in flight: {', '.join(map(str, found.others[:6]))}", "", 6, "dim"))
     return fields
-
-
-def _ms(ns: float | None) -> str:
-    return UNKNOWN if ns is None else f"{ms(ns)} ms"
 
 
 def _waited(found: _BucketAtCursor) -> Field:
@@ -247,4 +249,4 @@ def _exposed_wait(found: _BucketAtCursor) -> str:
 
 def _params(found: _BucketAtCursor, names: LayerNames) -> str:
     params = names.bucket_params(found.bar.index, module=found.lane.step.comm_module[found.bar.position])
-    return f"{len(params)} parameters: {', '.join(clean(name, 60) for name in params[:12])}" if params else ""
+    return f"{len(params)} parameters: {', '.join(shorten_name(name, 60) for name in params[:12])}" if params else ""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from ddpwatch.analysis.buckets import BucketStep, BucketSummary
 from ddpwatch.analysis.step import BACKWARD_GATHER, USE_NAMES
+from ddpwatch.common.text import UNKNOWN, ms, one_of, percent, size, three_digits
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.grid import GridColumn, paint_grid
 from ddpwatch.tui.paint.spark import paint_columns
-from ddpwatch.tui.text import UNKNOWN, clean, ms, number, one_of, percent, shorten, size
+from ddpwatch.tui.text import shorten, shorten_name
 
 _LEAST_BAR = 16
 _CHART_ROWS = 4
@@ -34,7 +35,7 @@ COLUMNS: tuple[GridColumn[BucketSummary], ...] = (
     GridColumn("transfer ms", 13, lambda r: ms(r.transfer), lambda r: r.transfer, 3),
     GridColumn("exposed ms", 12, lambda r: ms(r.exposed), lambda r: r.exposed, 1, _exposed_style),
     GridColumn(
-        "busbw GB/s", 12, lambda r: number(None if r.busbw is None else r.busbw / 1e9), lambda r: r.busbw, 7
+        "busbw GB/s", 12, lambda r: three_digits(None if r.busbw is None else r.busbw / 1e9), lambda r: r.busbw, 7
     ),
     GridColumn("last rank", 11, lambda r: _last(r), lambda r: r.last_share, 2),
 )  # fmt: skip
@@ -103,7 +104,7 @@ def paint_buckets(
     _copy(table, canvas)
     layer = layers[selected] if selected < len(layers) else ""
     row = rows[selected]
-    note = f"{_named(row)}: {clean(layer, 80) or 'its layout is not known'}, {row.steps} steps"
+    note = f"{_named(row)}: {shorten_name(layer, 80) or 'its layout is not known'}, {row.steps} steps"
     canvas.put(1, height - 1, shorten(note + "   Enter: its history and parameters", width - 2), "dim")
     return canvas.rows()
 
@@ -172,7 +173,7 @@ def _paint_members(canvas: Canvas, params: Sequence[str], y: int, first: int) ->
     canvas.fill(0, canvas.width, y, " ", "heading")
     canvas.put(1, y, "in group  parameter", "heading")
     for offset, name in enumerate(params[first : first + max(canvas.height - y - 1, 0)]):
-        canvas.put(1, y + 1 + offset, f"{first + offset:>8}  {clean(name, canvas.width - 12)}", "text")
+        canvas.put(1, y + 1 + offset, f"{first + offset:>8}  {shorten_name(name, canvas.width - 12)}", "text")
 
 
 def _paint_params(
@@ -190,4 +191,4 @@ def _paint_params(
         moved = at is not None and in_bucket.get(name) != order
         line = f"{order if at is not None else UNKNOWN:>5} {ms(at):>7} {in_bucket.get(name, UNKNOWN):>10}  "
         x = canvas.put(1, y + 1 + offset, line, "warn" if moved else "text")
-        canvas.put(x, y + 1 + offset, clean(name, canvas.width - x - 1), "text")
+        canvas.put(x, y + 1 + offset, shorten_name(name, canvas.width - x - 1), "text")

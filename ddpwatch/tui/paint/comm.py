@@ -10,12 +10,12 @@ from itertools import product
 from operator import ne
 
 from ddpwatch.common.intervals import Interval
+from ddpwatch.common.text import size
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import Bar, Lane
 from ddpwatch.tui.paint.axis import Axis, Parts
 from ddpwatch.tui.paint.canvas import Canvas
 from ddpwatch.tui.paint.glyphs import COMM, EXPOSED, HALVES, IDLE, LAUNCH, PHASES
-from ddpwatch.tui.text import size
 
 # What a cell shows, as a number: 0 for nothing, else these bits, below the bucket's place in launch order.
 _WIRE, _WAITS, _EXPOSED, _BITS = 4, 2, 1, 3

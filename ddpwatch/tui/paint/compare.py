@@ -7,11 +7,12 @@ from typing import Any
 
 from ddpwatch.analysis.compare import FEWEST_STEPS, FigureChange
 from ddpwatch.analysis.step import PHASES
+from ddpwatch.common.text import UNKNOWN, percent, three_digits
 from ddpwatch.tui.models.compare import THIS_RUN, CompareModel, Comparison
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.spark import paint_columns
 from ddpwatch.tui.paint.split import PHASE_STYLES
-from ddpwatch.tui.text import UNKNOWN, clean, number, percent, shorten, wrap
+from ddpwatch.tui.text import shorten, shorten_name, wrap
 
 _SIGNS = {"slower": ("✗", "bad"), "faster": ("✓", "good"), "same": ("✓", "text")}
 _GUTTER = 16
@@ -43,7 +44,7 @@ def _paint_verdict(canvas: Canvas, model: CompareModel, y: int) -> int:
     """Paints the verdict, or what is missing for one; returns the row after it."""
     sign, style, text = _verdict(model)
     canvas.put(1, y, sign, style)
-    lines = wrap(clean(text, 1000), canvas.width - 4, 3)
+    lines = wrap(shorten_name(text, 1000), canvas.width - 4, 3)
     for row, line in enumerate(lines, start=y):
         canvas.put(3, row, line, style if style in ("bad", "good") else "text")
     return y + len(lines)
@@ -113,7 +114,7 @@ def _style(key: str, change: FigureChange | None) -> str:
 def _value(figures: dict[str, Any], key: str) -> str:
     if key == "overlap":
         return percent(figures["overlap_p50"])
-    return number(figures["step_ms_p50"] if key == "step" else figures["phases_ms_p50"][key])
+    return three_digits(figures["step_ms_p50"] if key == "step" else figures["phases_ms_p50"][key])
 
 
 def _signed(key: str, value: float | None) -> str:
@@ -172,7 +173,7 @@ def _paint_steps(canvas: Canvas, result: Comparison, name: str, y: int) -> None:
         return
     canvas.fill(0, canvas.width, y, " ", "heading")
     top = max(*result.steps[0][-room:], *result.steps[1][-room:])
-    canvas.put(1, y, shorten(f"newest steps, step ms, up to {number(top)}", canvas.width - 2), "heading")
+    canvas.put(1, y, shorten(f"newest steps, step ms, up to {three_digits(top)}", canvas.width - 2), "heading")
     for label, values, row in ((name, result.steps[0], y + 1), (THIS_RUN, result.steps[1], y + 1 + tall)):
         canvas.put(1, row, shorten(label, _GUTTER - 2), "strong")
         paint_columns(canvas, values, (_GUTTER, row, room, tall), "history", top)

@@ -10,7 +10,8 @@ from ddpwatch.analysis.diagnosis.thresholds import (
     PRESSURE_SHARE,
     SWAP_BYTES_S,
 )
-from ddpwatch.tui.text import Field, clean, size
+from ddpwatch.common.text import size
+from ddpwatch.tui.text import Field, shorten_name
 from ddpwatch.wire.messages import Device
 
 
@@ -73,7 +74,7 @@ def _net(device: Device) -> list[Field]:
     """Errors and drops of the network; only if there are any."""
     errors = (device.net_rx_errors_s or 0) + (device.net_tx_errors_s or 0)
     drops = (device.net_rx_drops_s or 0) + (device.net_tx_drops_s or 0)
-    name = clean(device.net_faulty, 16)
+    name = shorten_name(device.net_faulty, 16)
     found = ((errors, "errors", NET_ERRORS_S), (drops, "drops", NET_DROPS_S))
     texts = [(f"{name} {rate:.0f} {noun}/s".strip(), rate >= bad) for rate, noun, bad in found if rate >= 1]
     return [Field(text, text, 0 if high else 2, "warn" if high else "dim") for text, high in texts]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpwatch.common.text import UNKNOWN, percent, size, three_digits, with_unit
 from ddpwatch.tui.models.devices import WORST_FIRST, DeviceLine, History, StepShares, mean_history, worst_first
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.chart import paint_chart
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.spark import sparkline
-from ddpwatch.tui.text import UNKNOWN, Field, clean, clean_host, fit, number, percent, shorten, size, with_unit
+from ddpwatch.tui.text import Field, fit, shorten, shorten_host, shorten_name
 from ddpwatch.wire.messages import Device
 
 _LEAST_PANEL_CHART = 5
@@ -41,7 +42,7 @@ def device_fields(line: DeviceLine) -> list[Field]:
 
 
 def _name(line: DeviceLine) -> str:
-    return f"{_kind(line.device)} {clean(line.device.name, 32)} {clean_host(line.host, 24)}"
+    return f"{_kind(line.device)} {shorten_name(line.device.name, 32)} {shorten_host(line.host, 24)}"
 
 
 def _kind(device: Device) -> str:
@@ -56,9 +57,9 @@ def _utilisation(device: Device) -> Field:
 def _figures(device: Device) -> list[Field]:
     memory = f"mem {size(device.memory_used)}"
     total = f" of {size(device.memory_total)}" if device.memory_total is not None else ""
-    power = with_unit(number(device.power_w), "W")
-    limit = f" of {number(device.power_limit_w)} W" if device.power_limit_w is not None else ""
-    temperature = with_unit(number(device.temperature_c), "°C")
+    power = with_unit(three_digits(device.power_w), "W")
+    limit = f" of {three_digits(device.power_limit_w)} W" if device.power_limit_w is not None else ""
+    temperature = with_unit(three_digits(device.temperature_c), "°C")
     return [
         Field(memory + total, memory, 1),
         Field(f"power {power.removesuffix(' W')}{limit}" if limit else f"power {power}", f"pwr {power}", 2),
@@ -114,9 +115,9 @@ def _panel_rows(line: DeviceLine, width: int, tall: int, several: bool) -> list[
     device = line.device
     name, utilisation, figures = _name(line), _utilisation(device), _figures(device)
     if tall == 1:
-        short = _kind(device) + (f" {clean_host(line.host, 16)}" if several else "")
+        short = _kind(device) + (f" {shorten_host(line.host, 16)}" if several else "")
         return [fit([Field(short, short), utilisation, *figures], width)]
-    heading = fit([Field(clean(name, width - 8), clean(name, max(width - 8, 4))), utilisation], width)
+    heading = fit([Field(shorten_name(name, width - 8), shorten_name(name, max(width - 8, 4))), utilisation], width)
     bar = [meter(device.utilization, width)] if tall == 3 else []
     return [heading, *bar, fit(figures, width)]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ddpwatch.common.text import UNKNOWN
 from ddpwatch.tui.paint.canvas import Canvas
-from ddpwatch.tui.text import UNKNOWN, shorten
+from ddpwatch.tui.text import shorten
 
 T = TypeVar("T")
 SORTED = "▼"

@@ -9,6 +9,7 @@ from statistics import median
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, share_text
 from ddpwatch.analysis.diagnosis.words.verdict import Severity
+from ddpwatch.common.text import UNKNOWN, ms, percent, size, three_digits, with_unit
 from ddpwatch.recording.seek import duration_text
 from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
 from ddpwatch.tui.models.overview import Link, LinkState, Overview
@@ -17,21 +18,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.lost import lost_line
 from ddpwatch.tui.paint.screen_layout import WIDE
 from ddpwatch.tui.paint.spark import sparkline
-from ddpwatch.tui.text import (
-    UNKNOWN,
-    Field,
-    clean,
-    clean_host,
-    fit,
-    fits,
-    ms,
-    number,
-    percent,
-    shorten,
-    size,
-    with_unit,
-    wrap,
-)
+from ddpwatch.tui.text import Field, fit, fits, shorten, shorten_host, shorten_name, wrap
 from ddpwatch.version import untested
 
 _SIGNS: dict[Severity, tuple[str, str]] = {
@@ -124,9 +111,9 @@ def _crowded(model: Overview, width: int) -> str:
 
 def _identity(model: Overview) -> list[Field]:
     hello, world = model.hello, model.world_size
-    fields = [_name(clean(model.run_id, 40))]
+    fields = [_name(shorten_name(model.run_id, 40))]
     if model.link.trouble:
-        fields.append(Field(clean(model.link.trouble, 160), clean(model.link.trouble, 40), 1, "warn"))
+        fields.append(Field(shorten_name(model.link.trouble, 160), shorten_name(model.link.trouble, 40), 1, "warn"))
     if model.link.replay:
         fields.append(_position(model.link))
     if model.filter:
@@ -135,20 +122,20 @@ def _identity(model: Overview) -> list[Field]:
         count = len(model.unseen)
         fields.append(Field(f"{count} rank{'s' if count > 1 else ''} unseen", f"{count} unseen", 0, "warn"))
     if model.off:
-        fields.append(Field(clean(model.off, 80), clean(model.off, 24), 1, "warn"))
+        fields.append(Field(shorten_name(model.off, 80), shorten_name(model.off, 24), 1, "warn"))
     if model.following:
         fields.append(Field("follows the slowest rank", "follows slowest", 1, "warn"))
     if model.status is not None and model.status.whole:
-        fields.append(Field(f"this host only: {clean(model.status.whole, 80)}", "this host only", 1, "warn"))
+        fields.append(Field(f"this host only: {shorten_name(model.status.whole, 80)}", "this host only", 1, "warn"))
     if hello is None:
         return fields
     ranks = f"{world} rank{'s' if world != 1 else ''}"
-    fields += [_plain(clean(hello.script, 32), 3), _plain(ranks, 1), _plain(clean(hello.backend, 12), 2)]
+    fields += [_plain(shorten_name(hello.script, 32), 3), _plain(ranks, 1), _plain(shorten_name(hello.backend, 12), 2)]
     fields += [
         _sampling(model),
-        Field(f"{clean(hello.timing_source, 12)} timing", clean(hello.timing_source, 12), 4),
-        Field(f"{clean(hello.module, 24)}, {number(hello.parameters / 1e6)} M parameters", "", 6),
-        _torch(clean(hello.torch, 16)),
+        Field(f"{shorten_name(hello.timing_source, 12)} timing", shorten_name(hello.timing_source, 12), 4),
+        Field(f"{shorten_name(hello.module, 24)}, {three_digits(hello.parameters / 1e6)} M parameters", "", 6),
+        _torch(shorten_name(hello.torch, 16)),
         _recording(model),
         _restarts(model),
     ]
@@ -179,7 +166,8 @@ def _position(link: LinkState) -> Field:
 
 def _filtered(model: Overview) -> Field:
     shown = f"{len(model.ranks)} shown"
-    return Field(f"filter {clean(model.filter, 24)}: {shown}", f"/{clean(model.filter, 8)}: {shown}", 0, "warn")
+    full, short = shorten_name(model.filter, 24), shorten_name(model.filter, 8)
+    return Field(f"filter {full}: {shown}", f"/{short}: {shown}", 0, "warn")
 
 
 def _recording(model: Overview) -> Field:
@@ -188,7 +176,7 @@ def _recording(model: Overview) -> Field:
     if status is None or not status.recording:
         return Field("", "", 5)
     if status.recording_error:
-        return Field(f"recording: {clean(status.recording_error, 60)}", "recording incomplete", 0, "bad")
+        return Field(f"recording: {shorten_name(status.recording_error, 60)}", "recording incomplete", 0, "bad")
     return Field(f"recording {size(status.recording_bytes)}" if status.recording_bytes is not None else "", "rec", 5)
 
 
@@ -216,7 +204,7 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
     summary = model.summary
     newest = [point for point in model.history[-NEW_STEPS:] if point.complete]
     share = summary.exposed_ns / summary.step_ns if summary.exposed_ns is not None and summary.step_ns else None
-    step, rate = with_unit(ms(summary.step_ns), "ms"), with_unit(number(summary.rate), "it/s")
+    step, rate = with_unit(ms(summary.step_ns), "ms"), with_unit(three_digits(summary.rate), "it/s")
     overlap, exposed = f"overlap {percent(summary.overlap)}", f"exposed {with_unit(ms(summary.exposed_ns), 'ms')}"
     in_full, in_short = (f" ({percent(share)} of step)", f" {percent(share)}") if share is not None else ("", "")
     style = "text" if share is None or share < 0.1 else "warn"
@@ -271,7 +259,7 @@ def _slowest(model: Overview, spark: str) -> Field:
     slowest = model.slowest
     if slowest is None:
         return Field(f"slowest rank {UNKNOWN}", f"slowest {UNKNOWN}", 2, spark=spark)
-    rank, late = slowest.ranks[0], f"+{number(slowest.evidence['late_ms'])} ms"
+    rank, late = slowest.ranks[0], f"+{three_digits(slowest.evidence['late_ms'])} ms"
     return Field(f"slowest rank {rank} {late}", f"slowest r{rank} {late}", 2, "bad", spark)
 
 
@@ -291,7 +279,7 @@ def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
 def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) -> list[str]:
     """The verdict, wrapped to the width."""
     kind = "hang: " if model.verdict.kind == "hang" else ""
-    return wrap(clean(kind + model.verdict.text, 400), width - 4, most)
+    return wrap(shorten_name(kind + model.verdict.text, 400), width - 4, most)
 
 
 def line_below(model: Overview, width: int) -> Row:
@@ -311,8 +299,8 @@ def _lasted(ns: int) -> str:
 
 def _facts(model: Overview, facts: VerdictFacts) -> list[Field]:
     hangs = model.verdict.incident is not None and model.verdict.incident.kind == "hang"
-    where = clean_host(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
-    site = f"at {clean(facts.site, 60)}" if facts.site else ""
+    where = shorten_host(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
+    site = f"at {shorten_name(facts.site, 60)}" if facts.site else ""
     key = "7: stacks" if hangs else "7: details"
     return [
         Field(site, site, 0, "strong"),

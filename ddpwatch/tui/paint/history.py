@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.common.text import ms
 from ddpwatch.tui.models.history import HistoryPoint
 from ddpwatch.tui.models.incidents import strip
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.incidents import paint_strip, strip_legend
 from ddpwatch.tui.paint.spark import EIGHTHS
-from ddpwatch.tui.text import ms
 
 GUTTER = 9
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
+from ddpwatch.common.text import UNKNOWN, size, spans, with_unit
 from ddpwatch.tui.models.hosts import HostLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.grid import GridColumn, columns_that_fit, paint_grid
-from ddpwatch.tui.text import UNKNOWN, clean_host, fit, size, spans, with_unit
+from ddpwatch.tui.text import fit, shorten_host
 from ddpwatch.wire.messages import Device
 
 _LEAST_LIMITS = 20
@@ -47,7 +48,7 @@ def _cost_style(line: HostLine) -> str:
 
 
 COLUMNS: tuple[GridColumn[HostLine], ...] = (
-    GridColumn("host", 14, lambda line: clean_host(line.host, 13), lambda _: None, 0, _name_style),
+    GridColumn("host", 14, lambda line: shorten_host(line.host, 13), lambda _: None, 0, _name_style),
     GridColumn("ranks", 11, lambda line: spans(line.ranks, 2), lambda _: None, 1),
     GridColumn("cost rank-s", 12, lambda line: seconds_text(line.cost_ns) if line.cost_ns else "", lambda _: None, 3,
                _cost_style),

@@ -15,10 +15,11 @@ from ddpwatch.analysis.diagnosis.words.incident_news import (
 )
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines, without
+from ddpwatch.common.text import UNKNOWN, percent, spans, three_digits
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident
 from ddpwatch.tui.models.log import style_of
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import UNKNOWN, Field, clean, fit, flow, number, percent, shorten, spans, wrap
+from ddpwatch.tui.text import Field, fit, flow, shorten, shorten_name, wrap
 
 LETTERS: dict[Kind, str] = {
     "straggler": "S", "intermittent": "I", "pause": "P", "drift": "D", "slow_input": "W", "exposed_comm": "E",
@@ -110,7 +111,8 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
     style = "faint" if row.when == "later" else style_of(incident)
     plain = "faint" if row.when == "later" else "text"
     cells = (
-        name_of(incident.kind), _ranks(incident.ranks), f"{incident.phase} {clean(row.layer, 40)}".strip() or UNKNOWN,
+        name_of(incident.kind), _ranks(incident.ranks),
+        f"{incident.phase} {shorten_name(row.layer, 40)}".strip() or UNKNOWN,
         steps_text(incident), "" if incident.period is None else ordinal(incident.period),
         seconds_text(incident.cost_ns), share_text(incident.share),
     )  # fmt: skip
@@ -119,7 +121,7 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
     sign, colour = ("✗", style) if incident.kind == "death" and row.when == "over" else _WHEN[row.when]
     canvas.put(2, y, sign, style if row.when == "now" else colour)
     if canvas.width >= _ROOMY:
-        canvas.put(x + 2, y, clean(message_text(incident), max(canvas.width - x - 3, 0)), plain)
+        canvas.put(x + 2, y, shorten_name(message_text(incident), max(canvas.width - x - 3, 0)), plain)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -132,13 +134,12 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> 
     canvas.fill(0, width, y, " ", "heading")
     title = f"{name_of(incident.kind)}, {_when(row, ended)}: cost {cost_text(incident)}"
     canvas.put(1, y, shorten(title, width - 2), "heading-strong")
-    lines = [(line, style_of(incident)) for line in wrap(clean(incident.message, 400), width - 2, 3)]
+    lines = [(line, style_of(incident)) for line in wrap(shorten_name(incident.message, 400), width - 2, 3)]
     if incident.gain:
         would = "a step would be" if incident.open and not ended else "its steps would have been"
         lines.append((f"{without(incident)}, {would} {share_text(incident.gain)} shorter", "text"))
-    lines += [
-        (line, "warn") for line in wrap(clean(incident.device and f"cause: {incident.device}", 400), width - 2, 2)
-    ]
+    cause = shorten_name(incident.device and f"cause: {incident.device}", 400)
+    lines += [(line, "warn") for line in wrap(cause, width - 2, 2)]
     lines += [(_end_of(line, width - 2), "text") for line in stack_lines(incident)]
     lines += [(line, "dim") for line in flow(_evidence(incident), width - 2, 3)]
     shown = [(text, style) for text, style in lines if text]
@@ -163,7 +164,7 @@ def _when(row: ListedIncident, ended: bool) -> str:
 
 def _end_of(line: str, width: int) -> str:
     """A call with the end of its path, which says more than the start."""
-    name = clean(line.lstrip(), 400)
+    name = shorten_name(line.lstrip(), 400)
     lead = " " * (len(line) - len(line.lstrip()))
     return lead + (name if len(lead + name) <= width else f"…{name[len(lead + name) - width + 1 :]}")
 
@@ -172,7 +173,7 @@ def _evidence(incident: Incident) -> list[str]:
     known = [(key, value) for key, value in incident.evidence.items() if key not in _ELSEWHERE]
     watched = [("struck", f"{incident.steps} step{'' if incident.steps == 1 else 's'}")] if incident.steps else []
     figures = [f"{key.removesuffix('_ms').replace('_', ' ')} {_value(key, value)}" for key, value in known]
-    return [clean(text, 200) for text in (*(f"{key} {value}" for key, value in watched), *figures)]
+    return [shorten_name(text, 200) for text in (*(f"{key} {value}" for key, value in watched), *figures)]
 
 
 def _value(key: str, value: Any) -> str:
@@ -182,7 +183,7 @@ def _value(key: str, value: Any) -> str:
         if all(isinstance(item, int) for item in value):
             return spans(sorted(value), 16)
         return ", ".join(map(str, value[:16])) + (" …" if len(value) > 16 else "")
-    text = number(value) if isinstance(value, float) else str(value)
+    text = three_digits(value) if isinstance(value, float) else str(value)
     return f"{text} ms" if key.endswith("_ms") else text
 
 

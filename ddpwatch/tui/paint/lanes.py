@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpwatch.common.text import spans
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import Lane, StepLanes, picked
 from ddpwatch.tui.paint.axis import Axis, paint_axis
@@ -12,7 +13,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.comm import centred, paint_comm, paint_halves
 from ddpwatch.tui.paint.glyphs import HOOK_BOTH, HOOK_LEFT, HOOK_RIGHT, IDLE, MARK, MARK_LINE, PHASES
 from ddpwatch.tui.paint.legend import legend
-from ddpwatch.tui.text import clean, spans
+from ddpwatch.tui.text import shorten_name
 
 LEAST_GUTTER = 4
 _LABELS = {
@@ -175,7 +176,7 @@ def _paint_marks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
             continue
         first, last = axis.span(start, end)
         canvas.fill(first, last, y, MARK_LINE, "mark")
-        label = f"{MARK}{clean('gc' if mark.kind == 'gc' else mark.name, 16)}"
+        label = f"{MARK}{shorten_name('gc' if mark.kind == 'gc' else mark.name, 16)}"
         if first >= free:
             free = canvas.put(first, y, label if first + len(label) < canvas.width else MARK, "mark") + 1
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ddpwatch.common.text import percent
 from ddpwatch.tui.models.log import LogLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import clean, percent, shorten
+from ddpwatch.tui.text import shorten, shorten_name
 
 _ROOMY = 60
 
@@ -55,7 +56,7 @@ def _paint_line(canvas: Canvas, line: LogLine, y: int, selected: bool) -> None:
     if line.kind != "output" and canvas.width >= _ROOMY:
         step = "" if line.step is None else f"step {line.step}"
         x = canvas.put(x, y, f"{line.kind:<9}{step:<11}", "dim")
-    canvas.put(x, y, clean(line.text, max(canvas.width - x - 1, 0)), line.severity)
+    canvas.put(x, y, shorten_name(line.text, max(canvas.width - x - 1, 0)), line.severity)
 
 
 def _time_of_day(at_ns: int) -> str:

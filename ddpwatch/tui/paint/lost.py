@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, AccountName, LostTime
 from ddpwatch.analysis.diagnosis.words.incident_news import (
-    NS_PER_S,
     account_text,
     lost_accounts,
     lost_text,
     seconds_text,
     share_text,
 )
-from ddpwatch.report.format import run_size
+from ddpwatch.common.text import percent, run_size
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
-from ddpwatch.tui.text import percent, shorten
+from ddpwatch.tui.text import shorten
 
 MOST_ROWS = 10  # with heading and bar
 _STYLES: dict[tuple[AccountName, str], tuple[str, str]] = {  # in the order of the bar

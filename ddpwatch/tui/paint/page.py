@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ddpwatch.common.text import UNKNOWN
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.header import line_below, verdict_lines
 from ddpwatch.tui.paint.screen_layout import Box
-from ddpwatch.tui.text import UNKNOWN, shorten
+from ddpwatch.tui.text import shorten
 
 ONE_LINE = 150  # columns in which most verdicts fit
 SMALL = 16  # a screen with fewer rows has one for the verdict

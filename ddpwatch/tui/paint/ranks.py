@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
 from ddpwatch.analysis.step import StepFigures
+from ddpwatch.common.text import UNKNOWN, ms, percent
 from ddpwatch.tui.models.devices import DeviceLine
 from ddpwatch.tui.models.overview import Overview, RankLine
 from ddpwatch.tui.models.ranks import SHADES, HeatMap
@@ -13,7 +14,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.devices import device_fields
 from ddpwatch.tui.paint.incidents import paint_strip, strip_legend
 from ddpwatch.tui.paint.split import PHASE_STYLES
-from ddpwatch.tui.text import UNKNOWN, Field, clean, clean_host, fit, ms, percent, shorten
+from ddpwatch.tui.text import Field, fit, shorten, shorten_host, shorten_name
 
 GUTTER = 12
 TOP_ROWS = 2  # title and strip
@@ -115,7 +116,7 @@ def _paint_row(
     left = _left(canvas.width, bool(heat.hosts))
     narrow = left == GUTTER and len(group) > 1
     if heat.hosts and (left > GUTTER or narrow):
-        canvas.put(1, y, clean_host(heat.hosts[row], GUTTER - 3 if narrow else _HOST - 1), style)
+        canvas.put(1, y, shorten_host(heat.hosts[row], GUTTER - 3 if narrow else _HOST - 1), style)
     if not heat.hosts or not narrow:
         canvas.put(1 + left - GUTTER, y, f"{name:>{GUTTER - 3}}{'◀' if slowest in group else ' '}", style)
     end = left + _columns(heat, canvas.width)
@@ -155,8 +156,8 @@ def paint_rank(
     """One rank: figures, where each of its steps went, its devices and its marks."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
-    name = f"rank {row.rank} on {clean_host(row.host, 32) or UNKNOWN}, pid {UNKNOWN if row.pid is None else row.pid}"
-    canvas.put(1, 0, shorten(f"{name}: {clean(row.status, 60)}   Escape: back", width - 2), "heading-strong")
+    name = f"rank {row.rank} on {shorten_host(row.host, 32) or UNKNOWN}, pid {UNKNOWN if row.pid is None else row.pid}"
+    canvas.put(1, 0, shorten(f"{name}: {shorten_name(row.status, 60)}   Escape: back", width - 2), "heading-strong")
     summary = row.summary
     figures = [
         f"step {ms(summary.step_ns)} ms", f"late {ms(summary.late_ns)} ms", f"wait {ms(summary.wait_ns)} ms",
@@ -174,7 +175,7 @@ def paint_rank(
         canvas.put_runs(1, y, fit([*device_fields(device)], width - 2))
         y += 1
     for mark in marks[: max(height - y, 0)]:
-        canvas.put(1, y, shorten(f"◆ {clean(mark, 120)}", width - 2), "mark")
+        canvas.put(1, y, shorten(f"◆ {shorten_name(mark, 120)}", width - 2), "mark")
         y += 1
     return canvas.rows()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpwatch.common.text import ms
 from ddpwatch.tui.models.overview import RankLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import ms
 
 PHASE_STYLES = (  # phase, heading in full and in short, style, glyph
     ("data", "data", "data", "data", "≈"),

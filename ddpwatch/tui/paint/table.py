@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
+from ddpwatch.common.text import UNKNOWN, ms, percent
 from ddpwatch.tui.models.overview import RankLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import UNKNOWN, clean, clean_host, ms, percent
+from ddpwatch.tui.text import shorten_host, shorten_name
 
 SLOWEST = "◀"
 
@@ -95,15 +96,15 @@ def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column], host: i
     canvas.put(1, y, f"{row.rank:>4}", "bad" if row.slowest or row.severity == "bad" else "strong")
     if host:
         pid = f" / {_number(row.pid)}" if host >= _HOST else ""
-        canvas.put(7, y, clean_host(row.host, host - 1 - len(pid)) + pid, "dim")
+        canvas.put(7, y, shorten_host(row.host, host - 1 - len(pid)) + pid, "dim")
     if row.slowest:
         canvas.put(5, y, SLOWEST, "bad")
     x = _figures_at(canvas, columns, host)
     room = x - host - 8
     brief = cell_len(row.status) > room and row.severity == "warn"
-    canvas.put(7 + host, y, clean(_in_brief(row.status) if brief else row.status, room), row.severity)
+    canvas.put(7 + host, y, shorten_name(_in_brief(row.status) if brief else row.status, room), row.severity)
     if row.severity == "bad" and cell_len(row.status) > room:
-        canvas.put(7 + host, y, clean(row.status, canvas.width - host - 8), row.severity)
+        canvas.put(7 + host, y, shorten_name(row.status, canvas.width - host - 8), row.severity)
         return  # how a rank ended matters more than its figures
     for column in columns:
         text = column.cell(row)

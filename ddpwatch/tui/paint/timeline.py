@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpwatch.common.text import ms
 from ddpwatch.tui.models.timeline import Cursor, Inspection, Timeline, Window
 from ddpwatch.tui.paint.axis import Axis, paint_axis
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.lanes import LaneRows, choices, paint_lane
 from ddpwatch.tui.paint.legend import legend
-from ddpwatch.tui.text import clean, fit, ms, shorten
+from ddpwatch.tui.text import fit, shorten, shorten_name
 
 INSPECTION_ROWS = 4
 _LEAST_HEIGHT = 12  # a lower body shows no exact values
@@ -101,5 +102,5 @@ def _paint_values(canvas: Canvas, found: Inspection, y: int) -> None:
     width = canvas.width - 2
     canvas.put_runs(1, y, fit(found.position, width))
     canvas.put_runs(1, y + 1, fit(found.bucket, width))
-    canvas.put(1, y + 2, clean(found.params, width), "dim")
+    canvas.put(1, y + 2, shorten_name(found.params, width), "dim")
     canvas.put(1, y + 3, shorten(found.measured, width), "warn")

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 
 from ddpwatch.tui.models.overview import Link, LinkState
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.text import clean, wrap
+from ddpwatch.tui.text import shorten_name, wrap
 
 MOST_LINES = 4  # of a sentence
 MOST_COLUMNS = 100
@@ -18,7 +18,7 @@ def paint_waiting(link: LinkState, width: int, height: int) -> list[Row]:
     lines = _lines(link, width)
     top = max((canvas.height - len(lines)) // 2, 0)
     for y, (text, style) in enumerate(lines, start=top):
-        shown = clean(text, width)
+        shown = shorten_name(text, width)
         canvas.put(max((width - cell_len(shown)) // 2, 0), y, shown, style)
     return canvas.rows()
 
@@ -26,7 +26,7 @@ def paint_waiting(link: LinkState, width: int, height: int) -> list[Row]:
 def _lines(link: LinkState, width: int) -> Row:
     if link.link is not Link.WAITING:
         hint = "no rank has reported yet" if link.link is not Link.ENDED else "it ended before any rank reported"
-        return [(f"attached to {clean(link.name, max(width - 12, 8))}", "strong"), (hint, "dim")]
+        return [(f"attached to {shorten_name(link.name, max(width - 12, 8))}", "strong"), (hint, "dim")]
     if link.job:
         return [
             ("nothing is watched yet", "strong"),
@@ -47,4 +47,4 @@ def _lines(link: LinkState, width: int) -> Row:
 
 
 def _wrapped(text: str, width: int, style: str) -> Row:
-    return [(line, style) for line in wrap(clean(text, 1000), min(width - 4, MOST_COLUMNS), MOST_LINES) if line]
+    return [(line, style) for line in wrap(shorten_name(text, 1000), min(width - 4, MOST_COLUMNS), MOST_LINES) if line]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpwatch.common.text import percent, three_digits
 from ddpwatch.tui.models.whatif import Answer, Scenario, WhatIfModel
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
-from ddpwatch.tui.text import clean, number, percent, shorten, wrap
+from ddpwatch.tui.text import shorten, shorten_name, wrap
 
 _GUTTER, _WIDE_GUTTER = 28, 42
 _STEP, _INTERVAL, _GAIN = 8, 16, 9
@@ -42,7 +43,7 @@ def _title(answer: Answer) -> str:
 def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
     sign, style, text = _verdict(model)
     canvas.put(1, y, sign, style)
-    lines = wrap(clean(text, 400), canvas.width - 4, 3)
+    lines = wrap(shorten_name(text, 400), canvas.width - 4, 3)
     for row, line in enumerate(lines, start=y):
         canvas.put(3, row, line, style if style == "good" else "text")
     return y + len(lines)
@@ -61,7 +62,7 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
     if answer.best is None:
         return "✓", "text", "no bucket cap, hook or option that was tried gains more than its error"
     best = answer.best.prediction
-    gained = f"{number(best.gain_ms)} ms a step ({percent(best.gain)})"
+    gained = f"{three_digits(best.gain_ms)} ms a step ({percent(best.gain)})"
     text = f"{best.change} would gain {gained}: {best.code}"
     return "✓", "good", f"{text} ({missing})" if missing else text
 
@@ -72,7 +73,7 @@ def _paint_changes(canvas: Canvas, answer: Answer, y: int, height: int, selected
     first = min(max(selected - shown + 1, 0), selected) if shown else 0
     bar = _paint_heading(canvas, answer, y, shown)
     canvas.put(2, y + 1, "measured", "strong")
-    canvas.put(_gutter(canvas), y + 1, f"{number(answer.measured_ms):>{_STEP}}", "strong")
+    canvas.put(_gutter(canvas), y + 1, f"{three_digits(answer.measured_ms):>{_STEP}}", "strong")
     _paint_bar(canvas, y + 1, bar, answer.measured_ms, answer.exposed_ms)
     for row, scenario in enumerate(answer.scenarios[first : first + shown], start=y + 2):
         _paint_change(canvas, scenario, row, bar, scenario == answer.best)
@@ -112,9 +113,10 @@ def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, fl
     style = "good" if best else "dim" if scenario.kind in ("other", "bound") else "text"
     name = found.change if canvas.width >= _WIDE else _shorter(found.change)
     canvas.put(2, y, f"{shorten(name, gutter - 4)}{f' {_BEST}' if best else ''}", style)
+    interval = f"{three_digits(found.low)} … {three_digits(found.high)}"
     cells = [
-        (number(found.step_ms), _STEP),
-        *((f"{number(found.low)} … {number(found.high)}", column) for _, column in _interval_column(canvas)),
+        (three_digits(found.step_ms), _STEP),
+        *((interval, column) for _, column in _interval_column(canvas)),
         *([(_signed(found.gain_ms), _GAIN)] if canvas.width >= _WIDE else []),
         (f"{_signed(100 * found.gain)} %", _GAIN),
     ]
@@ -159,6 +161,6 @@ def _paint_detail(canvas: Canvas, answer: Answer, y: int, selected: int) -> None
 
 def _paint_texts(canvas: Canvas, texts: Sequence[str], y: int) -> None:
     for text in texts:
-        for line in wrap(clean(text, 400), canvas.width - 3, max(canvas.height - y, 0)):
+        for line in wrap(shorten_name(text, 400), canvas.width - 3, max(canvas.height - y, 0)):
             canvas.put(2, y, line, "text")
             y += 1

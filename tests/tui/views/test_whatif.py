@@ -5,12 +5,12 @@ import threading
 import pytest
 from msgspec.structs import replace
 
+from ddpwatch.common.text import three_digits
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.feed.events import Attached
 from ddpwatch.tui.models import whatif as model
 from ddpwatch.tui.models.whatif import LEAST_STEPS, MOST_RANK_STEPS, MOST_RANKS, Predictor, WhatIfModel, evidence_of
 from ddpwatch.tui.paint.whatif import paint_whatif
-from ddpwatch.tui.text import number
 from ddpwatch.whatif import answer as answers
 from ddpwatch.whatif.command import answer, recorded_in
 from ddpwatch.whatif.wording import name_of
@@ -45,14 +45,14 @@ class TestView:
         async with app.run_test(size=(200, 50)) as pilot:
             text = await asked(pilot, messages)
             assert f"{said['steps']} full steps" in text
-            assert f"measured {number(said['replayed']['measured_ms'])} " in text
+            assert f"measured {three_digits(said['replayed']['measured_ms'])} " in text
             for row in said["scenarios"]:
-                interval = f"{number(row['low'])} … {number(row['high'])}"
+                interval = f"{three_digits(row['low'])} … {three_digits(row['high'])}"
                 name = row["change"]
-                assert f"{name} {number(row['step_ms'])} {interval}" in text.replace(" ◀", ""), name
+                assert f"{name} {three_digits(row['step_ms'])} {interval}" in text.replace(" ◀", ""), name
             of_code = [row for row in said["scenarios"] if row["change"].startswith(("bucket cap", "fp16", "bf16"))]
             best = max(of_code, key=lambda row: row["gain"])
-            assert f"✓ {best['change']} would gain {number(best['gain_ms'])} ms a step" in text
+            assert f"✓ {best['change']} would gain {three_digits(best['gain_ms'])} ms a step" in text
             assert f"{best['change']} ◀" in text
             assert best["why"] in text
 

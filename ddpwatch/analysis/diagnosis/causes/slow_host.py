@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.words.wording import in_ms, phase_named, ranks_named
-from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.analysis.diagnosis.words.wording import phase_named, ranks_named
+from ddpwatch.common.text import in_ms
+from ddpwatch.common.units import NS_PER_MS
 
 _LATE = ("straggler", "drift", "slow_input")
 

@@ -18,7 +18,8 @@ from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.whole_run.tail import Tail
 from ddpwatch.analysis.diagnosis.words.sentences import pause_sentence
-from ddpwatch.analysis.step import NS_PER_MS, PHASES
+from ddpwatch.analysis.step import PHASES
+from ddpwatch.common.units import NS_PER_MS
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
 WORTH_NS = 5_000_000  # rank-time that a collection costs, on average: less is no warning

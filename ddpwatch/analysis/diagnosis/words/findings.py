@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpwatch.analysis.diagnosis.words.wording import spans, where_ended
+from ddpwatch.analysis.diagnosis.words.wording import where_ended
+from ddpwatch.common.text import spans
 from ddpwatch.version import untested
 
 NAMED_RANKS = 16

@@ -8,9 +8,10 @@ from typing import Literal
 
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTime
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
+from ddpwatch.common.text import percent
+from ddpwatch.common.units import NS_PER_S
 
 ABSENT_NS = 3_000_000_000  # what is absent for less has not ended: its figure wavers around a threshold
-NS_PER_S = 1e9
 _LATE = ("straggler", "intermittent", "drift", "slow_input", "slow_host")  # one late rank, called by what it does most
 Key = tuple[str, tuple[int, ...], str, int | None]
 
@@ -100,9 +101,7 @@ def seconds_text(ns: float) -> str:
 
 def share_text(share: float | None) -> str:
     """A share in percent, with one decimal. A hang that lasts may have cost more than all steps before it."""
-    if share is None:
-        return "–"
-    return ">100 %" if share > 1 else f"{100 * share:.1f} %"
+    return ">100 %" if share is not None and share > 1 else percent(share, 1)
 
 
 def cost_text(incident: Incident) -> str:

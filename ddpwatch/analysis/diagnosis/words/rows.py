@@ -7,8 +7,8 @@ from typing import Any, get_args
 from ddpwatch.analysis.diagnosis.incident import LOST, Incident, Kind, LostTime
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
+from ddpwatch.common.units import NS_PER_S
 
-NS_PER_S = 1e9
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

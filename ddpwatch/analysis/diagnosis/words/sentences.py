@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ddpwatch.analysis.diagnosis.incident import Incident, ModuleBucket
-from ddpwatch.analysis.diagnosis.words.wording import in_ms, phase_named, place, ranks_named
-from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.analysis.diagnosis.words.wording import phase_named, place, ranks_named
+from ddpwatch.common.text import in_ms
+from ddpwatch.common.units import NS_PER_MS
 
 
 class LayerNames(Protocol):

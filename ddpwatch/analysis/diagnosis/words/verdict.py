@@ -9,8 +9,9 @@ from typing import Literal
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
-from ddpwatch.analysis.diagnosis.words.wording import how_ended, in_ms, ranks_named, without
+from ddpwatch.analysis.diagnosis.words.wording import how_ended, ranks_named, without
 from ddpwatch.analysis.window import Summary
+from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
@@ -123,7 +124,7 @@ def _blamed(incident: Incident) -> tuple[int, ...]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
+    return percent(share, 0 if share >= 0.095 else 1)
 
 
 def _without_steps(ranks: int, forwards: bool | None, end: Bye | None) -> Verdict:

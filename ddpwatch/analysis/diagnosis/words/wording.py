@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.step import NS_PER_MS
+from ddpwatch.common.text import spans
 from ddpwatch.wire.messages import NO_LONGER_WATCHED
 
 _MOST_NAMED = 6
@@ -24,14 +24,6 @@ _ITS_PHASES = {
     "data": "its wait for data", "between": "what it does between optimizer and forward",
     "other": "what it does between phases",
 }  # fmt: skip
-
-
-def in_ms(ns: float) -> str:
-    """A duration in milliseconds."""
-    value = ns / NS_PER_MS
-    if value >= 10_000:
-        return f"{value / 1000:.1f} s"
-    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 
 def phase_named(phase: str) -> str:
@@ -63,18 +55,6 @@ def buckets_named(indices: Sequence[int]) -> str:
 
 def _named(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'' if len(numbers) == 1 else 's'} {spans(numbers, _MOST_NAMED, ', ')}"
-
-
-def spans(numbers: Sequence[int], most: int = 4, gap: str = ",") -> str:
-    """Ascending numbers, three or more in a row as ``616–623``; the first ``most`` of many such runs."""
-    runs: list[list[int]] = []
-    for value in numbers:
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], value]
-        else:
-            runs.append([value])
-    texts = ["–".join(map(str, run)) if run[-1] - run[0] > 1 else gap.join(map(str, run)) for run in runs]
-    return gap.join(texts[:most]) + (f"{gap.strip(',')}…" if len(texts) > most else "")
 
 
 def without(incident: Incident) -> str:

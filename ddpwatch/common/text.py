@@ -10,6 +10,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+from ddpwatch.common.units import NS_PER_MS
+
 UNKNOWN = "–"
 _DROPPED = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
@@ -26,9 +28,54 @@ def number(value: float | None, digits: int = 1, unit: str = "") -> str:
     return UNKNOWN if value is None else f"{value:,.{digits}f}{unit}"
 
 
+def three_digits(value: float | None) -> str:
+    """Three significant digits, never an exponent; a dash for None."""
+    if value is None:
+        return UNKNOWN
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 or value == 0 else f"{value:.2f}"
+
+
+def ms(ns: float | None) -> str:
+    """Nanoseconds as a number of milliseconds, without the unit."""
+    if ns is None:
+        return UNKNOWN
+    value = ns / NS_PER_MS
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}"
+
+
+def in_ms(ns: float) -> str:
+    """A duration in milliseconds, for a sentence; from 10 s on in seconds."""
+    value = ns / NS_PER_MS
+    return f"{value / 1000:.1f} s" if value >= 10_000 else f"{two_digits(value)} ms"
+
+
+def two_digits(value: float) -> str:
+    """At least two significant digits, of what is not below 1."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def with_unit(text: str, unit: str) -> str:
+    """A formatted figure and its unit; no unit on a dash."""
+    return text if text == UNKNOWN else f"{text} {unit}"
+
+
 def percent(value: float | None, digits: int = 0) -> str:
     """A ratio as a percentage, or a dash."""
     return UNKNOWN if value is None else f"{value:.{digits}%}".replace("%", " %")
+
+
+def spans(numbers: Sequence[int], most: int = 4, gap: str = ",") -> str:
+    """Ascending numbers, three or more in a row as ``616–623``; the first ``most`` of many such runs."""
+    runs: list[list[int]] = []
+    for value in numbers:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], value]
+        else:
+            runs.append([value])
+    texts = ["–".join(map(str, run)) if run[-1] - run[0] > 1 else gap.join(map(str, run)) for run in runs]
+    return gap.join(texts[:most]) + (f"{gap.strip(',')}…" if len(texts) > most else "")
 
 
 def one_of(ranks: Sequence[int]) -> str:
