@@ -92,7 +92,7 @@ gpu: install
 	$(BIN)/python -m benchmarks.gpu
 
 soak: install
-	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python -m tests.soak.soak
 
 clean:
 	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

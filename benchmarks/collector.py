@@ -46,13 +46,13 @@ import msgspec
 import psutil
 import zmq
 
-from benchmarks.rounds import Rounds, rounds_done
-from benchmarks.synthetic import Fleet
 from ddpwatch.common.text import table
 from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire import transport
 from ddpwatch.wire.messages import Bye, Hello, Mark, Status, encode
+from tests.support.rounds import Rounds, rounds_done
+from tests.support.synthetic import Fleet
 
 RANKS, SENDERS, RANKS_PER_CONNECTION = 1024, 2, 16
 HOOKS, BUCKETS = 300, 25  # of a step: 2.9 kB

@@ -34,13 +34,13 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.compare import Difference, RunSeries, compare
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.text import table
 from ddpwatch.export.tables import steps_of
 from ddpwatch.recording.reader import Recording
+from tests.support.rounds import Rounds, rounds_done
 
 PAIRS = 50
 NOISE = {"independent": 0.0, "keeps 0.5": 0.5, "keeps 0.8": 0.8, "keeps 0.9": 0.9}

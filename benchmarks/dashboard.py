@@ -47,8 +47,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.common.text import UNKNOWN, table
+from tests.support.rounds import Rounds, rounds_done
 
 WIDTH, HEIGHT = 200, 50
 POOL = 24  # steps made beforehand, so that making them is not measured
@@ -69,7 +69,7 @@ class SyntheticSource:
     """The frames of a synthetic job in real time: at most eight steps, or 1,024 rank-steps, per second."""
 
     def __init__(self, world: int) -> None:
-        from benchmarks.synthetic import Fleet
+        from tests.support.synthetic import Fleet
 
         self.over = False
         self.unreadable = self.missed = 0

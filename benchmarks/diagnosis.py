@@ -45,8 +45,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.diagnosis_cases import CLEAN_STEPS as RUN_STEPS
-from benchmarks.diagnosis_cases import KINDS, Case, Kind, cases, job_of
 from benchmarks.diagnosis_goals import (
     REAL,
     SIMULATED,
@@ -71,11 +69,13 @@ from benchmarks.diagnosis_real import (
     hang_run,
     real_run,
 )
-from benchmarks.diagnosis_score import Result, Score, play
 from benchmarks.diagnosis_traceml import show as show_traceml
-from benchmarks.fleet_noise import NOISES, NoiseKind
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.common.text import table
+from tests.support.diagnosis_cases import CLEAN_STEPS as RUN_STEPS
+from tests.support.diagnosis_cases import KINDS, Case, Kind, cases, job_of
+from tests.support.diagnosis_score import Result, Score, play
+from tests.support.fleet_noise import NOISES, NoiseKind
+from tests.support.rounds import Rounds, rounds_done
 
 WORLDS = (2, 4, 8, 16, 64, 1024)
 HANGS = 5

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from statistics import quantiles
 
-from benchmarks.diagnosis_oracle import Powers
-from benchmarks.diagnosis_score import SOON_STEPS, Score
 from ddpwatch.common.text import table
+from tests.support.diagnosis_oracle import Powers
+from tests.support.diagnosis_score import SOON_STEPS, Score
 
 COUNTED_SIZE = 0.05  # of a step: what is smaller is shown, and does not count
 NAMED_SIZE = 0.10

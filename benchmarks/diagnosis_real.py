@@ -28,11 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.diagnosis_cases import Truth
 from benchmarks.diagnosis_goals import COUNTED_SIZE, Judged
 from benchmarks.diagnosis_job import LAYERS, Stretch
-from benchmarks.diagnosis_oracle import Figure, Floats, Powers, powers
-from benchmarks.diagnosis_score import SOON_STEPS, Score, judge, latest, look, unexplained
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
@@ -44,6 +41,9 @@ from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.wire.messages import Layout
+from tests.support.diagnosis_cases import Truth
+from tests.support.diagnosis_oracle import Figure, Floats, Powers, powers
+from tests.support.diagnosis_score import SOON_STEPS, Score, judge, latest, look, unexplained
 
 START_STEP, STRETCH_STEPS, CALM_STEPS = 60, 80, 50
 SIZES = (0.10, 0.20, 0.50)

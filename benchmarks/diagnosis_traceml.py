@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.fleet import LAYER_PARAMS, Disturbance, Fleet, Shape, zeros
-from benchmarks.fleet_noise import Noise
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.common.text import table
+from tests.support.fleet import LAYER_PARAMS, Disturbance, Fleet, Shape, zeros
+from tests.support.fleet_noise import Noise
 
 SHAPE = Shape(world=4, steps=60, step_ns=93_000_000, noise=Noise("gauss", 0.01), watched_period=2, seed=252)
 LATE_BACKWARD_NS, LATE_INPUT_NS = 200_000_000, 150_000_000

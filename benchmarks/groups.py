@@ -28,10 +28,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.paired import hodges_lehmann
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch import open_recording
 from ddpwatch.common.text import table
+from tests.support.paired import hodges_lehmann
+from tests.support.rounds import Rounds, rounds_done
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "tests" / "integration" / "scripts" / "groups.py"

@@ -32,12 +32,12 @@ import contextlib
 import sys
 from collections.abc import Callable
 
-from benchmarks import hosts_faults, hosts_truth
-from benchmarks.hosts_network import START_S, TOOLS, Interrupted, network
-from benchmarks.hosts_security import security
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.common.text import table
+from tests.soak import faults, truth
+from tests.soak.security import security
 from tests.support.hosts import why_not
+from tests.support.network import START_S, TOOLS, Interrupted, network
+from tests.support.rounds import Rounds, rounds_done
 
 COST_HOSTS = 2
 ROUND_S = 60.0  # more than a round takes
@@ -47,16 +47,16 @@ def run_straggler(options: argparse.Namespace, rounds: Rounds) -> None:
     """Prints a table of two jobs."""
     rows = []
     with contextlib.suppress(Interrupted):
-        for row in rounds.over(hosts_truth.straggler(rounds, options.steps), "straggler", 2):
+        for row in rounds.over(truth.straggler(rounds, options.steps), "straggler", 2):
             rows.append(row)
-    show(table(hosts_truth.STRAGGLER_COLUMNS, rows))
+    show(table(truth.STRAGGLER_COLUMNS, rows))
     print(f"{rounds_done(len(rows), 2, 'job')} of {options.steps} steps")
 
 
 def run_clock(options: argparse.Namespace, rounds: Rounds) -> None:
     """Prints a table of the hosts."""
     with contextlib.suppress(Interrupted):
-        show(hosts_truth.clocks(rounds, options.seconds))
+        show(truth.clocks(rounds, options.seconds))
 
 
 def run_cost(options: argparse.Namespace, rounds: Rounds) -> None:
@@ -76,12 +76,12 @@ def run_cost(options: argparse.Namespace, rounds: Rounds) -> None:
 
 def run_faults(options: argparse.Namespace, rounds: Rounds) -> None:
     """Prints a table of the faults."""
-    names = options.fault or list(hosts_faults.FAULTS)
+    names = options.fault or list(faults.FAULTS)
     outcomes, planned = [], options.times * len(names)
-    with contextlib.closing(hosts_faults.strike_all(options.times, names, rounds, options.seed)) as struck:
+    with contextlib.closing(faults.strike_all(options.times, names, rounds, options.seed)) as struck:
         for outcome in rounds.over(struck, "faults", planned):
             outcomes.append(outcome)
-    show(table(hosts_faults.COLUMNS, list(hosts_faults.rows(outcomes, names))))
+    show(table(faults.COLUMNS, list(faults.rows(outcomes, names))))
     print(rounds_done(len(outcomes), planned, "fault"))
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, action="append", help="repeatable (default: all)")
     parser.add_argument("--times", type=int, default=20, help="of each fault (default: %(default)s)")
-    parser.add_argument("--fault", choices=hosts_faults.FAULTS, action="append", help="repeatable (default: all)")
+    parser.add_argument("--fault", choices=faults.FAULTS, action="append", help="repeatable (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults' moments (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=200, help="of the straggler's jobs (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=120, help="of the clocks (default: %(default)s)")

@@ -26,7 +26,7 @@ from benchmarks.overhead import (
     plain,
     take_turns,
 )  # fmt: skip
-from benchmarks.rounds import Rounds, rounds_done
+from tests.support.rounds import Rounds, rounds_done
 
 STEP_MS = 10  # of compute: the gradients (1 MB) take longer on the wire
 SETTLE_STEPS = 12  # more than a second, after which the block's own frames are on the wire

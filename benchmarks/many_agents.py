@@ -52,7 +52,6 @@ from benchmarks.node_steps import (
     packed,
 )  # fmt: skip
 from benchmarks.real_agent import COLUMNS, agent_row
-from benchmarks.synthetic import Fleet
 from ddpwatch.collector.uplink import Uplink
 from ddpwatch.common.text import table
 from ddpwatch.probe.collector_process import CollectorProcess
@@ -62,6 +61,7 @@ from ddpwatch.wire import transport
 from ddpwatch.wire.control import Admit, Connect, Listen, Listening
 from ddpwatch.wire.keys import KeyPair, new_key_pair
 from ddpwatch.wire.messages import ClockExchange, Hello, Message, Node, NodeStep, Status, decode, encode
+from tests.support.synthetic import Fleet
 
 RUN = "many-agents"
 STEP_NS = 10**9 // STEPS_PER_S

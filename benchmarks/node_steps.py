@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from benchmarks.synthetic import EPOCH_NS, START_NS, Fleet
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.node_steps import NodeStepPacker
 from ddpwatch.common.text import table
@@ -44,6 +43,7 @@ from ddpwatch.probe.derive import HOOKS_PERIOD
 from ddpwatch.sampling.schedule import SamplingSchedule, is_sampled
 from ddpwatch.wire.messages import Beat, ClockExchange, Device, Node, NodeStep, Step, StepStatus, encode
 from ddpwatch.wire.node_step import expand
+from tests.support.synthetic import EPOCH_NS, START_NS, Fleet
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 NODES, PER_NODE, STEPS_PER_S = 128, 8, 5

@@ -54,8 +54,6 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
-from benchmarks.paired import Estimate, hodges_lehmann, ratios
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.common.text import table
 from ddpwatch.probe import session
 from ddpwatch.probe.fsdp import _COMMS, FsdpProbe
@@ -67,6 +65,8 @@ from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.sampling.lease import Lease
 from ddpwatch.sampling.levels import FULL, LEVELS
 from ddpwatch.wire.messages import Step, StepStatus
+from tests.support.paired import Estimate, hodges_lehmann, ratios
+from tests.support.rounds import Rounds, rounds_done
 
 WIDTH = 128
 SIZES = {1.5: (2, 128), 10: (15, 512), 100: (150, 512)}  # layers and batch, by the milliseconds that a step takes

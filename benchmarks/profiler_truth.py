@@ -40,13 +40,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import ddpwatch
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.step import figures
 from ddpwatch.common.intervals import Intervals, intersect, total, union
 from ddpwatch.common.text import table
 from ddpwatch.probe import session
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.wire.messages import Step
+from tests.support.rounds import Rounds, rounds_done
 
 STEPS, WARM_UP_STEPS = 100, 20
 LAYERS, WIDTH = 24, 512

@@ -14,7 +14,6 @@ import msgspec
 import psutil
 
 from benchmarks.node_steps import BEATS_PER_S, NODES, PER_NODE, SAMPLED_STEPS, STEPS_PER_S, node_steps
-from benchmarks.synthetic import Fleet
 from ddpwatch.probe.collector_process import CollectorProcess
 from ddpwatch.run import clock, rundir
 from ddpwatch.viewer.live_source import LiveSource
@@ -22,6 +21,7 @@ from ddpwatch.wire import transport
 from ddpwatch.wire.control import Admit, Connect, Listen
 from ddpwatch.wire.keys import new_key_pair
 from ddpwatch.wire.messages import Beat, Hello, Message, NodeStep, Status, Step, encode
+from tests.support.synthetic import Fleet
 
 RUN, NODE = "real-agent", "0a9e47"
 AGENT = f"{RUN}.{NODE}"  # as `ddpwatch.probe.guest` calls it

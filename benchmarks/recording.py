@@ -27,7 +27,6 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.analysis.window import Summary, summarise
 from ddpwatch.common.text import size, table
 from ddpwatch.recording.reader import Recording
@@ -38,6 +37,7 @@ from ddpwatch.tui.models.devices import HISTORY_S
 from ddpwatch.viewer.state import KEEP_STEPS, RunState
 from ddpwatch.wire.messages import Hello, Message, Span, Step, encode
 from ddpwatch.wire.transport import Envelope
+from tests.support.rounds import Rounds, rounds_done
 
 MS = 1_000_000
 START_NS = 1_700_000_000 * 10**9

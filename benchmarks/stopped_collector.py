@@ -36,12 +36,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
-from benchmarks.paired import ratio_cells
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.common.text import table
 from ddpwatch.probe import session
 from ddpwatch.report.build import report_of
 from ddpwatch.run import rundir
+from tests.support.paired import ratio_cells
+from tests.support.rounds import Rounds, rounds_done
 
 BLOCK_STEPS = 50
 COLLECTOR_EXIT_S = 60.0

@@ -25,8 +25,8 @@ from typing import TypedDict
 
 import torch.distributed as dist
 
-from benchmarks.paired import hodges_lehmann, ratios
-from benchmarks.rounds import Rounds, rounds_done
+from tests.support.paired import hodges_lehmann, ratios
+from tests.support.rounds import Rounds, rounds_done
 from trainer import TrainConfig, Trainer, TrainerError, build_task
 from trainer.cli import fail
 from trainer.distributed import World, process_group

@@ -30,12 +30,12 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from benchmarks.paired import ratio_cells
-from benchmarks.rounds import Rounds, rounds_done
 from ddpwatch.common.text import table
 from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire.messages import Step
+from tests.support.paired import ratio_cells
+from tests.support.rounds import Rounds, rounds_done
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent

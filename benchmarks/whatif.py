@@ -43,8 +43,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.rounds import Rounds, rounds_done
-from benchmarks.shaped_network import why_not
 from benchmarks.whatif_jobs import (
     PACED_MODELS,
     ROOT,
@@ -64,6 +62,8 @@ from ddpwatch.whatif.model import noise
 from ddpwatch.whatif.recorded import Recorded
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.whatif.wire import Wire
+from demo.shaped_network import why_not
+from tests.support.rounds import Rounds, rounds_done
 
 STEPS = 50
 NEAR_BEST = 0.02

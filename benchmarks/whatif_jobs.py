@@ -15,12 +15,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rounds import Rounds
-from benchmarks.shaped_network import JOB_TIMEOUT_S, failure, job_started, run_job, shaped_network
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.whatif.command import read_wire, recorded_in
 from ddpwatch.whatif.recorded import Recorded
 from ddpwatch.whatif.wire import Wire
+from demo.shaped_network import JOB_TIMEOUT_S, failure, job_started, run_job, shaped_network
+from tests.support.rounds import Rounds
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS_MBIT = (200.0, 1000.0, 4000.0)

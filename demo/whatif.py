@@ -18,12 +18,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shaped_network import run_job, shaped_network, why_not
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.whatif.command import answer, recorded_in
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.whatif.text import render_whatif
+from demo.shaped_network import run_job, shaped_network, why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 2

@@ -5,9 +5,9 @@
     python docs/make_screenshots.py --scenes [-o DIRECTORY]
 
 Without ``--views`` it makes the overview in three terminal sizes; with it, every view at 160x44. For jobs of many ranks
-``benchmarks/synthetic.py`` makes up the frames, and the screen calls the run "synthetic". One of its ranks is late; the
-Compare view compares it with the same job without that. ``--scenes`` shows runs of ``benchmarks/scenes.py``: incidents
-and hosts.
+``tests/support/synthetic.py`` makes up the frames, and the screen calls the run "synthetic". One of its ranks is late;
+the Compare view compares it with the same job without that. ``--scenes`` shows runs of ``tests/support/scenes.py``:
+incidents and hosts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.scenes import SCENES
-from benchmarks.synthetic import Fleet, enveloped
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
+from tests.support.scenes import SCENES
+from tests.support.synthetic import Fleet, enveloped
 
 SIZES = ((80, 24), (120, 36), (200, 50))
 VIEW_SIZE = (160, 44)

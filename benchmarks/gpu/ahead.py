@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.gpu.job import LARGE, Job, graphed
 from benchmarks.gpu.part import Row, run
-from benchmarks.gpu.simulated import SimulatedJob
 from ddpwatch.probe.record import StepRecord
+from tests.support.simulated_gpu import SimulatedJob
 
 STEPS = 150
 JOBS: dict[str, dict[str, Any]] = {

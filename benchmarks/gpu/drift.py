@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.gpu.job import LARGE, LEVELS, Job
 from benchmarks.gpu.part import Row, Rows, run
-from benchmarks.gpu.simulated import MS, SimulatedJob
 from ddpwatch.probe.cuda import CudaClock
+from tests.support.simulated_gpu import MS, SimulatedJob
 
 STEPS = 3000
 CALIBRATION_STEPS = 20

@@ -30,10 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
 from benchmarks.gpu.part import Rows, run
-from benchmarks.gpu.simulated import SimulatedJob
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.wire.messages import Bye, Message, Step
+from tests.support.simulated_gpu import SimulatedJob
 
 STEPS_BEFORE = 10
 COLLECTOR_S = 20.0

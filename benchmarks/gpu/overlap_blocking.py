@@ -27,8 +27,8 @@ import torch
 
 from benchmarks.gpu.job import Job, cycles_per_ms
 from benchmarks.gpu.part import Row, run
-from benchmarks.paired import hodges_lehmann, ratios
 from ddpwatch.analysis.step import figures
+from tests.support.paired import hodges_lehmann, ratios
 
 QUEUES = (1, 8, 32)
 BLOCKS, STEPS = 24, 10

@@ -28,10 +28,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.job import Job, cycles_per_ms
 from benchmarks.gpu.part import Row, run
-from benchmarks.gpu.simulated import SimulatedJob
 from ddpwatch.analysis.step import figures
 from ddpwatch.common.intervals import Intervals, intersect, total, union
 from ddpwatch.wire.messages import Step
+from tests.support.simulated_gpu import SimulatedJob
 
 LENGTHS_MS = (0.1, 0.5, 2.0, 5.0)
 STEPS = 20

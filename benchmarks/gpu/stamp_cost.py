@@ -27,9 +27,9 @@ import torch
 
 from benchmarks.gpu.job import LEVELS, Job, average, nccl_alone
 from benchmarks.gpu.part import Row, run
-from benchmarks.gpu.simulated import SimulatedGpu
 from ddpwatch.probe.cuda import CudaClock
 from ddpwatch.probe.cuda_calls import cuda_clock, current_stream_of, make_event, query_mode
+from tests.support.simulated_gpu import SimulatedGpu
 
 BLOCKS, CALLS, STEPS = 30, 100, 10
 BEHIND_CYCLES = 2_000_000_000  # the GPU is busy for a second

@@ -34,12 +34,12 @@ import ddpwatch
 from benchmarks.gpu.job import average
 from benchmarks.gpu.part import NO_GPU, Row, command_line, show, write
 from benchmarks.profiler_truth import under_both
-from benchmarks.rounds import Rounds
 from ddpwatch.analysis.step import figures
 from ddpwatch.common.intervals import Intervals, intersect, total, union
 from ddpwatch.probe import session
 from ddpwatch.probe.cuda import CudaClock
 from ddpwatch.probe.record import StepRecord
+from tests.support.rounds import Rounds
 
 NAME = "truth"
 WITHIN_POINTS = 2.0

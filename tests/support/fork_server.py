@@ -40,8 +40,8 @@ COLLECTOR = ("ddpwatch.collector.service", "ddpwatch.analysis.attachments")
 # What the workers of pytest-xdist need. Not what belongs to a plugin: that must be imported after pytest.
 TESTS = (
     "trainer.cli", "ddpwatch.probe.session", "ddpwatch.collector.service", "ddpwatch.report.files", "ddpwatch.tui.app",
-    "ddpwatch.cli", "ddpwatch.launch", "ddpwatch.export.writers", "demo.compare", "benchmarks.diagnosis_cases",
-    "benchmarks.synthetic", "textual.pilot", "typer.testing",
+    "ddpwatch.cli", "ddpwatch.launch", "ddpwatch.export.writers", "demo.compare", "tests.support.diagnosis_cases",
+    "tests.support.synthetic", "textual.pilot", "typer.testing",
 )  # fmt: skip
 COMMAND = ("ddpwatch.cli", "ddpwatch.launch", "ddpwatch.viewer.plain", "ddpwatch.report.files")
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload

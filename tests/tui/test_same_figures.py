@@ -11,8 +11,6 @@ from statistics import fmean, median
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.fleet import Disturbance, Fleet, Shape, zeros
-from benchmarks.fleet_noise import Noise
 from ddpwatch import open_recording
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.analysis.diagnosis.words.rows import incident_row, lost_row
@@ -34,6 +32,8 @@ from ddpwatch.viewer.state import RunState
 from ddpwatch.whatif.command import answer, recorded_in
 from ddpwatch.wire.messages import Span, Step
 from tests.support.dashboards import Clock, ended_recording, screen_text, until
+from tests.support.fleet import Disturbance, Fleet, Shape, zeros
+from tests.support.fleet_noise import Noise
 from tests.support.frames import MS, START_NS, device, hello, layout, state_of, unwatched
 from tests.tui.test_replay import eventful
 

@@ -5,10 +5,10 @@ import re
 import pytest
 from pytest_textual_snapshot import SVGImageExtension
 
-from benchmarks.scenes import SCENES
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FrameList, ReplaySpec
 from tests.support.dashboards import FakeJobs, live_app, until
+from tests.support.scenes import SCENES
 
 pytestmark = pytest.mark.usefixtures("utc")
 

@@ -7,7 +7,6 @@ from pytest_textual_snapshot import SVGImageExtension
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
-from benchmarks.synthetic import Fleet
 from ddpwatch.common.text import ms, percent, three_digits
 from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.views import VIEWS
@@ -15,6 +14,7 @@ from ddpwatch.wire.messages import Mark
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
 from tests.support.frames import MS, START_NS, bye, device, killed, run
 from tests.support.sharded import hsdp_run
+from tests.support.synthetic import Fleet
 from tests.support.whatif import MadeUpJob
 
 SMALL, MEDIUM, LARGE = (80, 24), (120, 36), (200, 50)

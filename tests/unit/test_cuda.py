@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.gpu.simulated import MS, SimulatedEvent, SimulatedGpu, SimulatedJob
 from ddpwatch.analysis.step import figures
 from ddpwatch.probe import cuda
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.wire.messages import decode, encode
+from tests.support.simulated_gpu import MS, SimulatedEvent, SimulatedGpu, SimulatedJob
 
 US = 1_000
 TICK_NS = 2_000  # what a GPU time may be off by, because an event is

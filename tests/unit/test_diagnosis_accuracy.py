@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.diagnosis_cases import Case, Job, Kind, Truth, job_of
-from benchmarks.diagnosis_score import play
-from benchmarks.fleet import Disturbance, Shape
-from benchmarks.fleet_noise import Noise, NoiseKind
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.sampling.levels import is_watched
+from tests.support.diagnosis_cases import Case, Job, Kind, Truth, job_of
+from tests.support.diagnosis_score import play
+from tests.support.fleet import Disturbance, Shape
+from tests.support.fleet_noise import Noise, NoiseKind
 
 MS = 1_000_000
 

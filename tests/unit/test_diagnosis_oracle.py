@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from benchmarks.diagnosis_oracle import Figure, Powers, powers
 from ddpwatch.analysis.diagnosis.late.noise import FALSE_ALARMS
+from tests.support.diagnosis_oracle import Figure, Powers, powers
 
 SOON = 10
 NORMAL = NormalDist()

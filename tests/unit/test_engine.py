@@ -5,9 +5,6 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.diagnosis_cases import Case, job_of
-from benchmarks.diagnosis_score import play
-from benchmarks.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
@@ -17,6 +14,9 @@ from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.wire.messages import Group, Layout, Mark, Span
+from tests.support.diagnosis_cases import Case, job_of
+from tests.support.diagnosis_score import play
+from tests.support.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from tests.support.frames import (
     MS,
     START_NS,

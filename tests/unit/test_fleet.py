@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.diagnosis_cases import KINDS, Case, cases, job_of
-from benchmarks.fleet import LAG_NS, LAYER_PARAMS, PARAMS, TAIL_NS, Disturbance, Fleet, Shape, zeros
-from benchmarks.fleet_noise import NOISES, Noise
 from ddpwatch.wire.messages import decode, encode
+from tests.support.diagnosis_cases import KINDS, Case, cases, job_of
+from tests.support.fleet import LAG_NS, LAYER_PARAMS, PARAMS, TAIL_NS, Disturbance, Fleet, Shape, zeros
+from tests.support.fleet_noise import NOISES, Noise
 
 MS = 1_000_000
 NOISY = Shape(world=4, steps=48, noise=Noise("heavy"), seed=3)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.gpu.simulated import MS, SimulatedJob
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Beat, Message, Step
 from tests.support.frames import EPOCH_NS, hello
+from tests.support.simulated_gpu import MS, SimulatedJob
 
 STEPS, BUCKETS = 40, 2  # that both ranks train, and of each step
 BEAT_MS, BEATS = 650, 20

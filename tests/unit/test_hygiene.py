@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "textual", "plotext", "zmq", "mcap", "pynvml", "numpy")
 
 
@@ -19,6 +22,10 @@ READERS = (
     "import ddpwatch.report.build", "import ddpwatch.whatif.command", "from ddpwatch import open_recording",
     "import ddpwatch.export.writers, ddpwatch.report.files",
 )  # fmt: skip
+
+
+# What each folder beside the packages must not import: benchmarks stand on all others.
+APART = {"tests": {"benchmarks"}, "demo": {"benchmarks", "tests"}, "trainer": {"benchmarks", "tests", "demo"}}
 
 
 def imported_by(*statements: str) -> set[str]:
@@ -54,3 +61,16 @@ def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ddpwatch ")
+
+
+@pytest.mark.parametrize("folder", APART)
+def test_folders_beside_the_package_import_one_way(folder: str) -> None:
+    found = {(path, name) for path in (ROOT / folder).rglob("*.py") for name in folders_imported_by(path)}
+    assert {(str(path), name) for path, name in found if name in APART[folder]} == set()
+
+
+def folders_imported_by(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}

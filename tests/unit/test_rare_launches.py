@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.fleet import Disturbance, Fleet, Shape, zeros
-from benchmarks.fleet_noise import Noise
 from ddpwatch.sampling.levels import FULL, SHADOW
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Step
+from tests.support.fleet import Disturbance, Fleet, Shape, zeros
+from tests.support.fleet_noise import Noise
 from tests.support.frames import MS, hello, state_of
 
 WORLD, STEPS, LATE_RANK, LATE_MS = 3, 2000, 1, 30

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.synthetic import Fleet
 from ddpwatch.analysis.across_ranks import NO_SKEW, StepAcrossRanks
 from ddpwatch.analysis.waiting import Flight, flights, split_exposed
 from ddpwatch.common.intervals import total, union
 from ddpwatch.wire.messages import Step
 from tests.support.frames import MS, step, synchronous
+from tests.support.synthetic import Fleet
 
 
 def across(ranks: list[Step], comparable: bool = True) -> StepAcrossRanks:

@@ -3,7 +3,7 @@
     hosts_job.py FOLDER RECORDING
 
 Steps mostly nap, as if they waited for a GPU. FOLDER is the same on all hosts: once it holds a file ``watch``, the job
-is watched, once it holds ``lie``, the last rank lies (`hosts_liar.py`), and once it holds ``stop``, it ends. Each rank
+is watched, once it holds ``lie``, the last rank lies (`liar.py`), and once it holds ``stop``, it ends. Each rank
 writes ``steps-RANK`` there: a line per watched step with its end in ns, on the rank's own clock.
 """
 
@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
-from benchmarks.hosts_liar import Liar
+from tests.soak.liar import Liar
 
 WIDTH, LAYERS = 64, 4
 NAP_S = 0.04

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.soak_jobs import BIN, Ledger, Place
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.viewer.state import RunState
+from tests.soak.jobs import BIN, Ledger, Place
 
 KINDS = ("ls", "ls", "lines", "lines", "record", "record", "source", "source", "source", "dashboard")
 ENDS = ("interrupted", "interrupted", "killed", "suspended")

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.diagnosis_cases import Job, Truth
-from benchmarks.diagnosis_oracle import Figure, Powers, powers
-from benchmarks.fleet import Ints, Played
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.sampling.levels import is_watched
+from tests.support.diagnosis_cases import Job, Truth
+from tests.support.diagnosis_oracle import Figure, Powers, powers
+from tests.support.fleet import Ints, Played
 
 ALARMS = ("warning", "error")
 SOON_STEPS = 10  # watched ones, in which a constant fault is to be named

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from benchmarks.soak_jobs import Job, Ledger
 from ddpwatch.run import clock, rundir
+from tests.soak.jobs import Job, Ledger
 
 LOST, GHOST = "no run is lost that is alive", "no run is listed after its end"
 LOOK_S = 0.1

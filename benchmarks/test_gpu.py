@@ -22,7 +22,7 @@ from benchmarks.gpu.two_ranks import Outcome
 from ddpwatch.wire.messages import Step
 from tests.support.frames import bye, enveloped, run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_what_needs_a_gpu_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_every_part_is_run_and_documented(tmp_path: Path) -> None:
-    others = {"__init__", "__main__", "part", "job", "simulated", "two_ranks_job"}
+    others = {"__init__", "__main__", "part", "job", "two_ranks_job"}
     assert {path.stem for path in (ROOT / "benchmarks" / "gpu").glob("*.py")} - others == set(everything.PARTS)
     page = (ROOT / "docs" / "gpu.md").read_text()
     assert all(f"| `{name}` |" in page for name in everything.PARTS)

@@ -1,8 +1,8 @@
 """Whether anything breaks or is left behind while jobs and viewers come and go: two lanes of jobs, and an audience.
 
-    python benchmarks/soak.py [--minutes 30] [--seed 1]
+    python -m tests.soak.soak [--minutes 30] [--seed 1]
 
-Every job trains a small model on two Gloo ranks, and something happens to it at a random moment (`soak_jobs.FATES`):
+Every job trains a small model on two Gloo ranks, and something happens to it at a random moment (`jobs.FATES`):
 kill -9 or SIGTERM, a full disk, a directory that is removed. Its ranks note a hash of their parameters after every
 step. Viewers attach, and leave, or are killed or suspended. One job and one viewer stay for the whole time.
 
@@ -31,15 +31,15 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.rounds import Rounds, rounds_done
-from benchmarks.soak_checks import KEPT
-from benchmarks.soak_fates import live
-from benchmarks.soak_jobs import FATES, PATIENCE_S, STEPS, Job, Ledger, Place, await_that, cmdline, drawn, processes_of
-from benchmarks.soak_viewers import audience, leaves, rss_mib, started
-from benchmarks.soak_watcher import Watcher
 from ddpwatch.common.text import table
 from ddpwatch.run import rundir
+from tests.soak.checks import KEPT
+from tests.soak.fates import live
+from tests.soak.jobs import FATES, PATIENCE_S, STEPS, Job, Ledger, Place, await_that, cmdline, drawn, processes_of
+from tests.soak.viewers import audience, leaves, rss_mib, started
+from tests.soak.watcher import Watcher
 from tests.support.fork_server import close_the_server, the_server
+from tests.support.rounds import Rounds, rounds_done
 
 LANES, AUDIENCE = 2, 2
 SLICE_S = 5.0

@@ -11,11 +11,11 @@ from functools import partial
 
 import psutil
 
-from benchmarks.hosts_liar import LIES
-from benchmarks.hosts_network import START_S, Job, network
-from benchmarks.hosts_viewer import Viewer
-from benchmarks.rounds import Rounds
 from ddpwatch.common.text import table
+from tests.soak.hosts_viewer import Viewer
+from tests.soak.liar import LIES
+from tests.support.network import START_S, Job, network
+from tests.support.rounds import Rounds
 
 HOSTS = 2
 SECONDS, PER_S = 10, 1000
@@ -50,7 +50,7 @@ def security(rounds: Rounds) -> Iterator[list[str]]:
     """The tables: who listens, and what the connections did."""
     with network(HOSTS) as hosts:
         arguments = (str(hosts.folder), str(hosts.folder / "run.mcap"))
-        with hosts.job("benchmarks/hosts_job.py", *arguments) as job:
+        with hosts.job("tests/soak/hosts_job.py", *arguments) as job:
             job.until(lambda: all(_listeners(job, host) for host in range(HOSTS)), START_S, "a job", rounds)
             job.pause(SETTLE_S, rounds)
             unwatched = [_listeners(job, host) for host in range(HOSTS)]

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.rounds import Rounds
 from ddpwatch.run import rundir
 from tests.support.fork_server import ROOT
 from tests.support.hosts import LINKS, Host
 from tests.support.jobs import family, kill
+from tests.support.rounds import Rounds
 
 SKEWS_S = (0, 5000, -300, 0)  # by host
 SHAPE = ("tbf", "rate", "100mbit", "burst", "256kbit", "latency", "50ms")

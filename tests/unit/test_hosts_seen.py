@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts_faults import Outcome, rows
-from benchmarks.hosts_network import SKEWS_S
-from benchmarks.hosts_viewer import Viewer
+from tests.soak.faults import Outcome, rows
+from tests.soak.hosts_viewer import Viewer
+from tests.support.network import SKEWS_S
 
 
 @pytest.fixture

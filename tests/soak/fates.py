@@ -10,8 +10,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from benchmarks.soak_checks import check
-from benchmarks.soak_jobs import (
+from tests.soak.checks import check
+from tests.soak.jobs import (
     FINISH,
     FULL,
     KILL_ALL,

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.diagnosis_cases import PERIODS
 from ddpwatch.analysis.diagnosis.late.noise import FALSE_ALARMS
+from tests.support.diagnosis_cases import PERIODS
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.fleet_noise import NO_NOISE, Noise
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.probe.derive import HOOKS_PERIOD
 from ddpwatch.sampling.levels import is_timed, is_watched
 from ddpwatch.sampling.schedule import SamplingSchedule, is_sampled
 from ddpwatch.wire.messages import DEFAULT_GROUP, Mark, Span, Step, StepStatus
+from tests.support.fleet_noise import NO_NOISE, Noise
 
 START_NS = 10**15
 BUCKETS, PARAMS, LAYER_PARAMS, BUCKET_BYTES = 8, 48, 4, 4 << 20

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.fleet import (
+from tests.support.fleet import (
     BACKWARD,
     BUCKETS,
     LAYER_PARAMS,
@@ -24,7 +24,7 @@ from benchmarks.fleet import (
     has_hooks,
     zeros,
 )
-from benchmarks.fleet_noise import NOISES, Noise, NoiseKind
+from tests.support.fleet_noise import NOISES, Noise, NoiseKind
 
 Kind = Literal[
     "clean",

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.hosts_network import START_S, Interrupted, Job, Network, NeverError, network
-from benchmarks.hosts_viewer import Viewer, ends
-from benchmarks.paired import hodges_lehmann
-from benchmarks.rounds import Rounds
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe.collector_process import RESTARTS
 from ddpwatch.recording.reader import Recording
+from tests.soak.hosts_viewer import Viewer, ends
+from tests.support.network import START_S, Interrupted, Job, Network, NeverError, network
+from tests.support.paired import hodges_lehmann
+from tests.support.rounds import Rounds
 
 HOSTS, ROOT_HOST, AGENT_HOST = 2, 0, 1  # one rank on each
 BEFORE_S, AT_LEAST_S, RANDOM_S = 5.0, 5.0, 2.0  # around a fault, in which the step is measured; up to the next one
@@ -194,7 +194,7 @@ def _watched(hosts: Network) -> Iterator[Job]:
     (hosts.folder / "watch").touch()
     hosts.hosts[ROOT_HOST].run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk))
     arguments = (str(hosts.folder), str(disk / "run.mcap"))
-    with hosts.job("benchmarks/hosts_job.py", *arguments, DDPWATCH_IFNAME="mon0") as job:
+    with hosts.job("tests/soak/hosts_job.py", *arguments, DDPWATCH_IFNAME="mon0") as job:
         yield job
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.hosts_network import SKEWS_S, START_S, Network, network
-from benchmarks.rounds import Rounds
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.common.text import UNKNOWN, table
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from ddpwatch.wire.messages import ClockExchange, Layout
+from tests.support.network import SKEWS_S, START_S, Network, network
+from tests.support.rounds import Rounds
 
 HOSTS, LATE = len(SKEWS_S), 3  # one rank on each; the late one
 LATE_MS, LAYER = 60, "blocks.0.mlp"
@@ -130,7 +130,7 @@ def clocks(rounds: Rounds, seconds: float) -> list[str]:
     with network(HOSTS) as hosts:
         (hosts.folder / "watch").touch()
         file = hosts.folder / "run.mcap"
-        with hosts.job("benchmarks/hosts_job.py", str(hosts.folder), str(file), DDPWATCH_STEPS="full") as job:
+        with hosts.job("tests/soak/hosts_job.py", str(hosts.folder), str(file), DDPWATCH_STEPS="full") as job:
             job.look(rounds)
             for _ in rounds.over(range(round(seconds)), "seconds"):
                 job.pause(1.0)

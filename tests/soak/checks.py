@@ -9,12 +9,12 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.soak_jobs import NO_FOLDER, NO_RUN_DIRECTORY, NOTE_BYTES, RESTART, STEPS, Job, cmdline
 from ddpwatch.collector.service import LINGER_S, MISSING_RANK_GRACE_S
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
 from ddpwatch.wire.messages import Step
+from tests.soak.jobs import NO_FOLDER, NO_RUN_DIRECTORY, NOTE_BYTES, RESTART, STEPS, Job, cmdline
 
 GONE_S = LINGER_S + MISSING_RANK_GRACE_S + 10.0  # what a collector waits on purpose, and 10 s more
 KEPT = (".log", ".mcap", ".out")  # what a run leaves on purpose

@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.hosts_network import SKEWS_S
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Message, Node, Status, Step
 from ddpwatch.wire.transport import Envelope
+from tests.support.network import SKEWS_S
 
 READ_S = 0.1
 

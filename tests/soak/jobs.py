@@ -18,10 +18,10 @@ import psutil
 from ddpwatch.run import rundir
 from tests.support.fork_server import ROOT, Launcher, Request
 
-TRAINING = Path(__file__).with_name("soak_training.py")
+TRAINING = Path(__file__).with_name("training.py")
 BIN = Path(sys.executable).parent
 STEPS = 250
-NOTE_BYTES = 26  # a line of `soak_training`
+NOTE_BYTES = 26  # a line of `training`
 PATIENCE_S = 180.0
 DISK = "size=1m"
 PAUSE_S = 0.02

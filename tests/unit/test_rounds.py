@@ -1,4 +1,4 @@
-"""The benchmarks' shared parts: rounds that a signal ends early, paired statistics, the dashboard's report."""
+"""Rounds that a signal ends early, and paired statistics."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.dashboard import WARM_UP_FRAMES, Measurement, report
-from benchmarks.paired import hodges_lehmann, ratio_cells
-from benchmarks.rounds import SIGNALS, Rounds, rounds_done
 from tests.support.jobs import finished
+from tests.support.paired import hodges_lehmann, ratio_cells
+from tests.support.rounds import SIGNALS, Rounds, rounds_done
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +30,6 @@ class Store(dict[str, bytes]):
 
     def get(self, key: str, default: Any = None) -> Any:
         return self[key]
-
-
-def measurement(frames: int, first_paint_s: float | None = 1.5) -> Measurement:
-    costs = [(0.004, 0.003)] * frames
-    return Measurement(12.0, costs, costs, [0.01] if frames else [], 0.25, 1000.0, first_paint_s, 50 << 20)
 
 
 def test_all_rounds_take_place() -> None:
@@ -104,22 +98,6 @@ def test_the_interval_holds_the_ratio_in_spite_of_an_outlier() -> None:
     assert 1.03 <= found.low <= found.value <= found.high < 9.0
     assert found.value == pytest.approx(1.05, abs=0.01)
     assert ratio_cells([2.0, 4.0], [1.0, 2.0]) == ["2.000", "2.000 … 2.000"]
-
-
-def test_a_slow_baseline_without_a_frame_is_reported() -> None:
-    measured = {(8, "ddpwatch"): measurement(40), (8, "Rich table"): measurement(0, first_paint_s=None)}
-    heading, dashboard, baseline, missing, done = report(measured, 4)
-    assert "frame ms p50" in heading
-    assert "4.0" in dashboard
-    assert "–" not in dashboard
-    assert baseline.count("–") == 7
-    assert missing == "8 ranks, Rich table: no frame in 12 s"
-    assert done == "stopped after 2 of 4 rows"
-
-
-def test_warm_up_frames_alone_give_no_frame_time() -> None:
-    lines = report({(1024, "Rich table"): measurement(WARM_UP_FRAMES)}, 1)
-    assert lines[-2:] == [f"1024 ranks, Rich table: only {WARM_UP_FRAMES} frames in 12 s", "1 row"]
 
 
 def test_tests_that_send_signals_pass_where_these_are_ignored() -> None:

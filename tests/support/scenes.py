@@ -12,8 +12,6 @@ from operator import itemgetter
 
 import numpy as np
 
-from benchmarks.fleet import BUCKET_BYTES, BUCKETS, PARAMS, PER_BUCKET, START_NS, Disturbance, Fleet, FleetNames, Shape
-from benchmarks.fleet_noise import Noise
 from ddpwatch.wire.messages import (
     Beat,
     BucketLayout,
@@ -29,6 +27,18 @@ from ddpwatch.wire.messages import (
     encode,
 )
 from ddpwatch.wire.transport import Envelope, Frame
+from tests.support.fleet import (
+    BUCKET_BYTES,
+    BUCKETS,
+    PARAMS,
+    PER_BUCKET,
+    START_NS,
+    Disturbance,
+    Fleet,
+    FleetNames,
+    Shape,
+)
+from tests.support.fleet_noise import Noise
 
 S, MS = 10**9, 10**6
 EPOCH_NS = 1_700_000_000 * S
