@@ -12,7 +12,7 @@ import pytest
 from tests.support.jobs import PATIENCE_S, SCRIPTS, Job
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name before Python 3.11")
-SHAPES = ("ddp", "ddp_with_a_comm_hook", "fsdp2")
+SHAPES = {"ddp": 50, "ddp_with_a_comm_hook": 2, "fsdp2": 50}  # and how many functions at least are tried by signals
 PRELOAD = (
     "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.job.auto", "torch.distributed.fsdp",
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
@@ -25,8 +25,9 @@ LEAST = 100  # functions of each shape: fewer, and the search has missed some
 @pytest.mark.usefixtures("run_directory")
 def test_each_function_raises_once(shape: str, tmp_path: Path) -> None:
     """Parameters, exit code and output are those of the unwatched job; what a signal brings is the job's."""
+    beside = ["--not-in=ddp"] if shape == "ddp_with_a_comm_hook" else []  # what both call is tried once
     options = {"preload": PRELOAD, "streams": tmp_path, "DDPWATCH_RECORD_DIR": str(tmp_path / "files")}
-    with Job(SCRIPTS / "each_raises.py", str(tmp_path), shape, log=tmp_path / "log", **options) as job:  # type: ignore[arg-type]
+    with Job(SCRIPTS / "each_raises.py", str(tmp_path), shape, *beside, log=tmp_path / "log", **options) as job:  # type: ignore[arg-type]
         assert job.process.wait(2 * PATIENCE_S) == 0, [
             (tmp_path / str(rank) / "stderr.log").read_text() for rank in (0, 1)
         ]
@@ -37,7 +38,7 @@ def test_each_function_raises_once(shape: str, tmp_path: Path) -> None:
         assert (tmp_path / str(rank) / "stderr.log").read_text() == ""
         assert len(found["functions"][shape]) >= LEAST
         tried = found["tried"][shape]
-        assert tried["signal"] >= LEAST // 2
+        assert tried["signal"] >= SHAPES[shape]
         assert tried["not called again"] <= 3  # what an error before has left undone
         print(f"torch {found['torch']}, {shape}, rank {rank}: {tried['error']} functions raised, and by a signal "
               f"{tried['signal']}; {len(found['doors'])} are called by the job's code")  # fmt: skip

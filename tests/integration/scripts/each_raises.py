@@ -5,8 +5,8 @@ each, which raises when it is called for the first time in a later step (and onc
 called there). Parameters must be those of the unwatched job. What only a signal can bring (``KeyboardInterrupt``, or
 the ``SystemExit`` of a handler) must arrive at the job; then the next model trains as if nothing had been.
 
-``--list`` only finds the functions, ``--part=TEXT`` tries some. Leaves ``RANK.json``: the functions, those that the
-job's code calls directly, and all that went wrong.
+``--list`` only finds the functions, ``--part=TEXT`` tries some, ``--not-in=SHAPE`` those that another shape does not
+call. Leaves ``RANK.json``: the functions, those that the job's code calls directly, and all that went wrong.
 """
 
 import contextlib
@@ -338,6 +338,8 @@ def main() -> None:
     result: dict[str, Any] = {"torch": str(torch.__version__), "functions": {}, "doors": {}, "wrong": [], "tried": {}}
     only = [word for word in sys.argv[2:] if not word.startswith("--")]
     part = next((word.removeprefix("--part=") for word in sys.argv if word.startswith("--part=")), "")
+    apart_from = [word.removeprefix("--not-in=") for word in sys.argv if word.startswith("--not-in=")]
+    tried_there = {one for name in apart_from for one in Trial(name, unwatched[name], session, []).functions().called}
     for name in only or SHAPES:
         trial = Trial(name, unwatched[name], session, warnings.said)
         found = trial.functions()
@@ -345,14 +347,15 @@ def main() -> None:
         result["functions"][name] = functions
         result["doors"] |= found.doors
         if RANK == 0:
-            store.set(f"functions/{name}", json.dumps(functions))
+            store.set(f"functions/{name}", json.dumps([one for one in functions if one not in tried_there]))
         if "--list" in sys.argv:
             result["wrong"] += trial.wrong
             continue
-        for function in json.loads(store.get(f"functions/{name}")):  # both ranks try the same
+        tried = json.loads(store.get(f"functions/{name}"))  # by both ranks
+        for function in tried:
             trial.error(function, function in found.later, function in functions)
             dist.barrier()
-        steady = [one for one in functions if one in found.later and not one.startswith(NOT_FOR_SIGNALS)]
+        steady = [one for one in tried if one in found.later and not one.startswith(NOT_FOR_SIGNALS)]
         store.set(f"steady/{name}/{RANK}", json.dumps(steady))
         others = [json.loads(store.get(f"steady/{name}/{rank}")) for rank in range(dist.get_world_size())]
         for number, function in enumerate(one for one in others[0] if all(one in other for other in others)):
