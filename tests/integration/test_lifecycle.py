@@ -130,7 +130,7 @@ def test_a_collector_steps_back_but_not_with_a_session_that_others_are_in(leads:
 @pytest.mark.usefixtures("run_directory")
 def test_a_signal_that_comes_with_the_announcement_of_the_run_ends_it_properly() -> None:
     program = (
-        "import os; from ddpwatch import rundir; from ddpwatch.collector.__main__ import main\n"
+        "import os; from ddpwatch.run import rundir; from ddpwatch.collector.__main__ import main\n"
         "publish = rundir.publish\n"
         "rundir.publish = lambda *run: (publish(*run), os.kill(os.getpid(), 15)); main()"
     )

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.probe import collector_process, rundir
+from ddpwatch.probe import collector_process
 from ddpwatch.probe.collector_process import RESTARTS, CollectorProcess
+from ddpwatch.run import rundir
 from ddpwatch.wire.control import Listen
 from ddpwatch.wire.keys import new_key_pair
 from tests.support.fork_server import ROOT
@@ -91,7 +92,7 @@ def test_the_run_is_live_as_long_as_starter_or_collector_is_there(
 ) -> None:
     """A viewer that looks while the collector is started again must not clean up."""
     publish = (
-        "from ddpwatch import clock, rundir; claim = int(sys.argv[sys.argv.index('--claim') + 1]); "
+        "from ddpwatch.run import clock, rundir; claim = int(sys.argv[sys.argv.index('--claim') + 1]); "
         "rundir.publish(claim, rundir.RunInfo(run_id='run', ingest='', publish='', pid=os.getpid(), world_size=1, "
         "started=0.0, boot_id=clock.boot_id())); "
     )

@@ -14,8 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mcap.reader import make_reader
 
+from ddpwatch import open_recording
 from ddpwatch.errors import UsageError
-from ddpwatch.recording import container, open_recording
+from ddpwatch.recording import container
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.limits import Limits, environment_of, limits_from_environment, parse_bytes
 from ddpwatch.recording.part import Part
