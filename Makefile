@@ -20,7 +20,7 @@ help:
 	@echo "make check        lint, formatting, types, import contracts"
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make snapshots    accept the dashboard's new look into the tests"
-	@echo "make safety-table write the lists in docs/safety.md from what its tests see"
+	@echo "make safety-table write the lists in tests/integration/safety_cases.md from what its tests see"
 	@echo "make framework-table write the table in docs/frameworks.md from what its tests see"
 	@echo "make screenshots  make the screenshots of the README and the guide, from a real and a made-up run"
 	@echo "make bench        run the benchmarks (40 minutes; Ctrl-C ends one with the rounds it has)"

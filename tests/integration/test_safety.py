@@ -38,7 +38,7 @@ from tests.support.jobs import (
 )
 
 pytestmark = [pytest.mark.xdist_group("safety"), pytest.mark.seconds(140)]  # one job for all
-TABLE = ROOT / "docs" / "safety.md"
+TABLE = ROOT / "tests" / "integration" / "safety_cases.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 # Python names the process as well.
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]|\(pid=\d+\)")

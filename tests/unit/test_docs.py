@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "trainer" / "README.md",
     ROOT / "trainer" / "data" / "README.md", *sorted((ROOT / "benchmarks").glob("*.md")),
+    ROOT / "tests" / "integration" / "safety_cases.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]  # fmt: skip
 LINK = re.compile(r"\]\(([^)\s]+)\)")
