@@ -34,8 +34,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE
-from ddpwatch.analysis.diagnosis.whole_run.whole_run import CLEARED
+from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, OVER_SHARE
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.recording.reader import Recording
@@ -284,7 +283,7 @@ def is_exposed(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:
     if incident.kind != "exposed_comm":
         return False
     duration = sum(fmean(ns for _, ns, _, _ in of_ranks) for of_ranks in _steps_of(abouts, incident))
-    return sum(_exposed(abouts, incident)) >= CLEARED * EXPOSED_SHARE * duration > 0
+    return sum(_exposed(abouts, incident)) >= OVER_SHARE * EXPOSED_SHARE * duration > 0
 
 
 def is_slower(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> bool:

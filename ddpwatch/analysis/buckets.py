@@ -8,7 +8,7 @@ and busbw. FSDP2 has a parameter group in place of a bucket, and a row for each 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import BucketSkew, common_keys, the_only
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, first_compute
+from ddpwatch.common.statistics import median, p50
 from ddpwatch.wire.messages import ALL_REDUCE, CollectiveOp
 
 Bucket = tuple[int, int, str]  # module, index, use
@@ -113,13 +114,13 @@ class BucketTable:
         return BucketSummary(
             *bucket,
             nbytes=found[-1].nbytes,
-            ready=_p50(step.ready for step in found),
-            launch=_p50(step.launch for step in found),
-            done=_p50(step.done for step in found),
-            transfer=_p50(step.transfer for step in found),
-            wait=_p50(step.wait for step in found),
-            exposed=_p50(step.exposed for step in found),
-            busbw=_p50(step.busbw for step in found),
+            ready=p50(step.ready for step in found),
+            launch=p50(step.launch for step in found),
+            done=p50(step.done for step in found),
+            transfer=p50(step.transfer for step in found),
+            wait=p50(step.wait for step in found),
+            exposed=p50(step.exposed for step in found),
+            busbw=p50(step.busbw for step in found),
             last_ranks=last_ranks,
             last_share=last_share,
             steps=len(found),
@@ -139,15 +140,6 @@ def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], 
     """
     ranks, count = next(iter(counts.most_common(1)), ((), 0))
     return (ranks, count / counts.total()) if ranks else ((), None)
-
-
-def _p50(values: Iterable[float | None]) -> float | None:
-    """The median of the known values; `statistics.median` takes as long as all else here."""
-    known = sorted([value for value in values if value is not None])
-    if not known:
-        return None
-    half = len(known) // 2
-    return known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
 
 
 def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp = ALL_REDUCE) -> float | None:
@@ -232,7 +224,7 @@ def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
             rows.setdefault(bucket, []).append(row)
         sizes |= zip(buckets, step.comm_bytes, strict=True)
     worst = _worst(across.skew.buckets)
-    medians = [[_p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()]
+    medians = [[p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()]
     by_figure = list(zip(*medians, strict=True)) or [()] * 4
     keys = [worst.get(bucket, NO_KEY) for bucket in rows]
     return _columns(across, tuple(rows), [sizes[bucket] for bucket in rows], by_figure, keys)
@@ -301,9 +293,8 @@ def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:
 def _medians(columns: Sequence[Sequence[int | None]]) -> list[float | None]:
     """Per bucket the median over the ranks, of a column per rank."""
     if True in [None in column for column in columns]:
-        return [_p50(values) for values in zip(*columns, strict=True)]
+        return [p50(values) for values in zip(*columns, strict=True)]
     known = zip(*cast("Sequence[Sequence[int]]", columns), strict=True)
     if len(columns) == 2:
         return [(one + other) / 2 for one, other in known]
-    half, odd = divmod(len(columns), 2)
-    return [values[half] if odd else (values[half - 1] + values[half]) / 2 for values in map(sorted, known)]
+    return list(map(median, known))

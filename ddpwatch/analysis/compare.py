@@ -22,6 +22,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import LOST
 from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import PHASES
+from ddpwatch.common.statistics import p50
 from ddpwatch.common.text import two_digits
 from ddpwatch.common.units import NS_PER_MS
 
@@ -114,7 +115,7 @@ class FigureChange:
 
 def changes(a: RunSeries, b: RunSeries) -> dict[str, FigureChange | None]:
     """How ``step``, the `PHASES` (ms) and ``overlap`` (a ratio) changed from A to B; None with too few steps."""
-    least = SMALLEST * (_median(a.step) or 0.0)
+    least = SMALLEST * (p50(a.step) or 0.0)
     found = {"step": _change_of(a.step, b.step, least)}
     found |= {phase: _change_of(*_comparable(a, b, phase), least) for phase in PHASES}
     return {**found, "overlap": _change_of(a.overlap, b.overlap, SMALLEST_OVERLAP)}
@@ -172,9 +173,9 @@ def figures_of(series: RunSeries) -> dict[str, Any]:
     return {
         "name": series.name,
         "steps": len(series.step),
-        "step_ms_p50": _median(series.step),
-        "phases_ms_p50": {phase: _median(values) for phase, values in series.phases.items()},
-        "overlap_p50": _median(series.overlap),
+        "step_ms_p50": p50(series.step),
+        "phases_ms_p50": {phase: p50(values) for phase, values in series.phases.items()},
+        "overlap_p50": p50(series.overlap),
     }
 
 
@@ -214,10 +215,6 @@ def changed_incidents(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, An
 
 def _identity(incident: dict[str, Any]) -> tuple[str, tuple[int, ...], str | None]:
     return incident["kind"], tuple(incident["ranks"]), incident["phase"]
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
 
 
 def _block_medians(values: Sequence[float]) -> list[float]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from statistics import median
-
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts
 from ddpwatch.analysis.means import Sums, kind_of
@@ -27,9 +24,3 @@ class StepDigest:
         self.kind = kind_of(across.step, figures)
         self.sums = Sums(figures)
         self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)
-
-
-def p50(values: Iterable[float | None]) -> float | None:
-    """The median of the known values; None without any."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

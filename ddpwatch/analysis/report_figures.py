@@ -26,6 +26,7 @@ from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.window import RankSummary, Summary
+from ddpwatch.common.statistics import quantile
 from ddpwatch.common.units import NS_PER_MS, to_ms
 from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
@@ -57,9 +58,7 @@ class Samples:
 
     def quantile(self, q: float, scale: float = 1.0) -> float | None:
         """The ``q`` quantile (nearest rank) divided by ``scale``; None without samples."""
-        if not self.values:
-            return None
-        return sorted(self.values)[min(len(self.values) - 1, int(q * len(self.values)))] / scale
+        return quantile(sorted(self.values), q) / scale if self.values else None
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.digest import StepDigest, p50
+from ddpwatch.analysis.digest import StepDigest
 from ddpwatch.analysis.means import Sums, chosen, merged
+from ddpwatch.common.statistics import p50
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +117,9 @@ def _summary(steps: Sequence[StepDigest]) -> Summary:
         exposed_ns=sums.exposed_ns,
         phases_ns=sums.known_phases_ns,
         communicates=any(rank.keys for step in steps for rank in step.ranks.values()),
-        cost=_merged_p50([step.cost for step in steps]),
+        cost=p50(chain.from_iterable(step.cost for step in steps)),
         ranks=RankSummaries(steps, averaged),
     )
-
-
-def _merged_p50(columns: Sequence[Sequence[float]]) -> float | None:
-    """The median over sorted columns; sorting sorted runs is a merge."""
-    values = sorted(chain.from_iterable(columns))
-    half = len(values) // 2
-    if not values:
-        return None
-    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
 
 
 def _rate(steps: Sequence[StepDigest]) -> float | None:

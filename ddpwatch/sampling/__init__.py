@@ -4,7 +4,6 @@
 - `schedule`: which step gets which level, the same one on every rank.
 - `lease`: how much that may cost while somebody looks.
 - `cost`: what watching costs, from the CPU time of neighbouring steps of different levels.
-- `bounds`: confidence bounds of a median.
 
 See docs/sampling.md.
 """

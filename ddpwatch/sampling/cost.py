@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import hypot
 from statistics import fmean, median
 
-from ddpwatch.sampling.bounds import median_bounds
+from ddpwatch.common.statistics import median_bounds
 from ddpwatch.sampling.levels import FULL, LEVELS, SHADOW, UNWATCHED, is_watched
 from ddpwatch.wire.messages import Step
 

@@ -7,9 +7,9 @@ depends on how long its steps take, and on what it does.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median_low
 from typing import Final
 
+from ddpwatch.common.statistics import median_low
 from ddpwatch.sampling.levels import UNWATCHED, is_counted
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Step
 

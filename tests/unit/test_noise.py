@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpwatch.analysis.diagnosis.accounts.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.noise import (
     FALSE_ALARMS,
@@ -21,6 +20,7 @@ from ddpwatch.analysis.diagnosis.late.noise import (
     scale,
 )
 from ddpwatch.analysis.diagnosis.whole_run.tail import Tail
+from ddpwatch.common.statistics import RollingMedian
 from tests.support.frames import (
     MS,
 )

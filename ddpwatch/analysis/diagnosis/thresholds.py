@@ -6,6 +6,7 @@ EXPOSED_SHARE = 0.10  # of a step
 INPUT_SHARE = 0.04  # of a step
 WORTH_SHARE = 0.01  # of a step: a late rank that costs less is no warning
 
+OVER_SHARE = 0.7  # of what an incident starts at: below that, it is over
 ENOUGH_STEPS = 8  # for a first verdict
 
 # Of device causes. Below these shares of the time, a rank is not late by `LATE_SHARE` of a step.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from ddpwatch.analysis.window import RankSummary
+from ddpwatch.common.statistics import mean
 from ddpwatch.tui.models.host_names import HostNames
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Device, DeviceKey
@@ -82,7 +83,7 @@ class DeviceLines:
             _by_age(samples, lambda sample: sample.utilization),
             _by_age(samples, lambda sample: _percent(sample.memory_used, sample.memory_total)),
             _by_age(samples, lambda sample: _percent(sample.power_w, sample.power_limit_w)),
-            _mean(sample.sm_clock_mhz for sample in islice(reversed(samples), HISTORY_S)),
+            mean(sample.sm_clock_mhz for sample in islice(reversed(samples), HISTORY_S)),
             frozenset(own),
         )
 
@@ -113,18 +114,13 @@ def worst_first(devices: Sequence[DeviceLine]) -> tuple[DeviceLine, ...]:
     fastest = max((line.clock_mhz for line in devices if line.clock_mhz is not None), default=0.0)
 
     def badness(line: DeviceLine) -> tuple[bool, int, float]:
-        busy = _mean([value for _, value in line.history] or [line.device.utilization])
+        busy = mean([value for _, value in line.history] or [line.device.utilization])
         if line.device.kind != "cuda":
             return True, 0, -(busy or 0.0)
         speed = 10 if line.clock_mhz is None or not fastest else round(10 * line.clock_mhz / fastest)
         return False, speed, -1.0 if busy is None else busy
 
     return tuple(sorted(devices, key=badness))
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _percent(part: float | None, total: float | None) -> float | None:

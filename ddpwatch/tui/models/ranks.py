@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.common.statistics import quantile
 from ddpwatch.tui.models.incidents import strip
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.viewer.state import StepAcrossRanks
@@ -177,7 +178,7 @@ def _scale(columns: Sequence[array[float]], metric: RankMetric) -> tuple[float, 
     if not values:
         return 0.0, 0.0
     low = values[0] if metric.name == "step" else 0.0
-    high = values[min(int(_HIGH_QUANTILE * len(values)), len(values) - 1)]
+    high = quantile(values, _HIGH_QUANTILE)
     if len(columns[0]) * (1 - _HIGH_QUANTILE) > 1:  # one row that is always bad is beyond the quantile
         rows = ([value for value in row if value == value] for row in zip(*columns, strict=True))
         high = max(high, *(median(row) for row in rows if row))

@@ -20,12 +20,12 @@ from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.buffers import NOBODY, waits_for_buffers
-from ddpwatch.analysis.diagnosis.accounts.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.incident import AccountName
 from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
 from ddpwatch.analysis.means import summed
 from ddpwatch.analysis.step import BucketKey, claims_of, split
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, union
+from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.wire.messages import Mark, Step
 

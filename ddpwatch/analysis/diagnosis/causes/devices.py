@@ -34,6 +34,7 @@ from ddpwatch.analysis.diagnosis.causes.series import Series
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import WORSE_FACTOR
+from ddpwatch.common.statistics import p50
 from ddpwatch.wire.messages import Device, Hello, RankSample
 
 LOOK_AGAIN_NS = 1_000_000_000  # for the cause of what lasts
@@ -291,7 +292,7 @@ class _Level:
         then = self.before(key, window)
         around = [self.now(other, window) for other in _spread([other for other in others if other != key])]
         for signal in high:
-            before, peers = signal.compared(then), _median(signal.compared(each) for each in around)
+            before, peers = signal.compared(then), p50(signal.compared(each) for each in around)
             reference = before if peers is None else peers
             if reference is not None and _is_worse(signal, row, reference):
                 yield _Found(signal, row, self.host_of[key], signal.value(row) or 0.0, before, peers)
@@ -305,7 +306,7 @@ class _Level:
                 continue
             typical = median_low(known.values())
             row = next(rows[key] for key, value in known.items() if value == typical)
-            before = _median(signal.compared(self.before(key, window)) for key in known)
+            before = p50(signal.compared(self.before(key, window)) for key in known)
             if _is_worse(signal, row, before or 0.0):
                 yield _Found(signal, row, _UNKNOWN, typical, before, None)
 
@@ -324,11 +325,6 @@ def _known(row: Row) -> dict[str, float]:
 
 def _is_worse(signal: Signal, row: Row, reference: float) -> bool:
     return (signal.compared(row) or 0.0) >= max(reference + signal.least, WORSE_FACTOR * reference)
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def _spread(keys: Sequence[_Key]) -> Iterable[_Key]:

@@ -7,6 +7,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from ddpwatch.common.statistics import mean
+
 FULL_ROWS = 120  # at least: two minutes at a sample a second
 MEAN_ROWS = 60  # of which a mean is kept
 MOST_MEANS = 15
@@ -78,5 +80,4 @@ class _Table:
 
 
 def _mean(values: array[float]) -> float | None:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else None
+    return mean(value for value in values if not math.isnan(value))

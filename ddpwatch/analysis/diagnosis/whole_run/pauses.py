@@ -9,7 +9,6 @@ from itertools import pairwise
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
-from ddpwatch.analysis.diagnosis.accounts.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.incident import Incident
@@ -19,6 +18,7 @@ from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.whole_run.tail import Tail
 from ddpwatch.analysis.diagnosis.words.sentences import pause_sentence
 from ddpwatch.analysis.step import PHASES
+from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.common.units import NS_PER_MS
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.thresholds import OVER_SHARE
 from ddpwatch.analysis.diagnosis.whole_run.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.words.sentences import drift_sentence
 
@@ -19,7 +20,6 @@ NEWEST = (128, 64, 32, 16)  # blocks, in which a drift may have started later
 KEEP_BLOCKS = 256
 GROWTH = 0.15  # at least
 RISING = 0.8  # Kendall's tau, at least
-CLEARED = 0.7  # of both: with less, it is over
 JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
 KEEP_ENDED = 64
 
@@ -59,7 +59,7 @@ class RunDrift:
         if self._lasting is not None:
             since = self._lasting.since_step
             blocks = [block for block in blocks if block.last >= (since or 0)]
-            if not _rises(blocks, CLEARED):
+            if not _rises(blocks, OVER_SHARE):
                 over = drift_sentence(self._lasting.evidence["growth"], is_open=False)
                 self._ended.append(replace(self._lasting, message=over, open=False))
                 self._lasting, self._blocks, self._gathered.size = None, [], BLOCK_STEPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log
 
-from ddpwatch.analysis.diagnosis.accounts.rolling import RollingMedian
+from ddpwatch.common.statistics import RollingMedian
 
 TAIL_ALARMS = 1e-5  # steps that chance takes beyond the tail, at most
 KEEP_STEPS = 512  # newest

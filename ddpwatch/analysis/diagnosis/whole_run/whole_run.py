@@ -10,11 +10,10 @@ from operator import attrgetter
 from typing import cast
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
-from ddpwatch.analysis.diagnosis.accounts.rolling import RollingMedian
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind, ModuleBucket
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE, OVER_SHARE
 from ddpwatch.analysis.diagnosis.whole_run.run_drift import RunDrift
 from ddpwatch.analysis.diagnosis.whole_run.slow_device import SlowDevice
 from ddpwatch.analysis.diagnosis.whole_run.slow_link import SlowLink
@@ -25,10 +24,10 @@ from ddpwatch.analysis.diagnosis.words.sentences import (
 )
 from ddpwatch.analysis.launch_skew import common_keys
 from ddpwatch.analysis.step import BucketKeys
+from ddpwatch.common.statistics import RollingMedian
 
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
-CLEARED = 0.7  # of the share at which an incident starts: below that, it is over
 AGAIN = 256  # steps from one to the next, up to which they are one incident
 KEEP_ENDED = 64
 
@@ -93,7 +92,7 @@ class _Share:
                 next(at for at, found in zip(self.steps, self.values, strict=True) if found >= self.share)
             )
             return self.spell
-        if self.spell is not None and newest < CLEARED * self.share:
+        if self.spell is not None and newest < OVER_SHARE * self.share:
             self.over.append(self.spell)
             self.spell = None
             for kept in (self.values, self.steps, self.middle):

@@ -6,7 +6,7 @@ from math import comb
 
 import pytest
 
-from ddpwatch.sampling.bounds import median_bounds
+from ddpwatch.common.statistics import median_bounds
 
 
 def exact(count: int, skipped: int) -> float:
