@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import cast
 
+from ddpwatch.analysis.device_samples import DeviceSamples
 from ddpwatch.collector.nodes import not_its_to_send
 from ddpwatch.wire.messages import (
     RANK_MESSAGES,
@@ -21,7 +22,6 @@ from ddpwatch.wire.messages import (
     Bye,
     ClockExchange,
     Device,
-    DeviceKey,
     EndReason,
     FrameError,
     Group,
@@ -39,17 +39,15 @@ from ddpwatch.wire.messages import (
 from ddpwatch.wire.transport import RESTART_BITS, Envelope, Frame
 
 KEEP_STEPS = 512  # per rank
-KEEP_DEVICES = 2048  # 128 hosts of 8 GPUs, and as many again
-KEEP_DEVICE_SAMPLES = 600  # per device: ten minutes at one sample a second
-DEVICE_GONE_NS = 600_000_000_000  # without a sample, before a new device needs its room
 KEEP_MARKS = 1000  # of all ranks
 KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_RANK_SAMPLES = 600  # per rank: ten minutes, too
-KEEP_SAMPLES = 16_384  # of all ranks, and as many of all devices
+KEEP_SAMPLES = 16_384  # of all ranks
 KEEP_EXCHANGES = 128  # per node: up to two every 2 s, for the two minutes over which offsets are fitted
 KEEP_LAYOUTS = 4  # per rank and module
 KEEP_RANK_LAYOUTS = 256  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
+KEEP_DEVICE_BYTES = 20 * 1024 * 1024  # of samples of devices: two each of the GPUs and hosts of 8,192 ranks
 OVERHEAD_BYTES = 200  # of an envelope and its frame, as Python objects
 _RANK = b"\xa4rank"  # a msgpack key; the sizes of the numbers that follow it, by their first byte
 _INT_SIZES = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
@@ -133,7 +131,7 @@ class Hub:
         self._seq = restarts << RESTART_BITS
         self._kept_bytes = 0
         self._own_bytes = 0  # of that, the collector's own messages
-        self._devices: dict[DeviceKey, deque[Envelope]] = {}  # the most recently sampled last
+        self._devices = DeviceSamples(KEEP_DEVICE_BYTES, size_of)
         self._bodies: dict[bytes, SharedBody] = {}  # of layouts
         self._own: dict[type[Message], Envelope] = {}  # the newest status, and the run's end
         self._nodes: dict[int, RankEntry] = {}
@@ -199,7 +197,7 @@ class Hub:
 
     def snapshot(self) -> Iterator[Envelope]:
         """Everything kept, oldest first."""
-        kept: list[Envelope | KeptLayout] = [envelope for samples in self._devices.values() for envelope in samples]
+        kept: list[Envelope | KeptLayout] = [envelope for samples in self._devices.by_device.values() for envelope in samples]
         for entry in (*self.ranks.values(), *self._nodes.values()):
             kept += [*entry.layouts, *entry.marks, *entry.samples, *entry.steps, *entry.newest.values()]
         kept += self._own.values()
@@ -257,26 +255,9 @@ class Hub:
         self._kept_bytes += nbytes
 
     def _keep_device(self, device: Device, envelope: Envelope) -> None:
-        samples = self._devices.pop(device.key, None) or deque()
-        if not samples:
-            self._drop_devices_before(envelope.received_ns - DEVICE_GONE_NS)
-        samples.append(envelope)
-        self._count_own(size_of(envelope))
-        self._devices[device.key] = samples
-        while len(samples) > min(KEEP_DEVICE_SAMPLES, KEEP_SAMPLES // len(self._devices)):
-            self._count_own(-size_of(samples.popleft()))
-        if len(self._devices) > KEEP_DEVICES:
-            self._drop_device()
-
-    def _drop_devices_before(self, at_ns: int) -> None:
-        """Drops the devices without a sample since then."""
-        while self._devices and next(iter(self._devices.values()))[-1].received_ns < at_ns:
-            self._drop_device()
-
-    def _drop_device(self) -> None:
-        """Drops the device without a sample for the longest time."""
-        dropped = self._devices.pop(next(iter(self._devices)))
-        self._count_own(-sum(map(size_of, dropped)))
+        before = self._devices.size
+        self._devices.add_sample(device.key, envelope, envelope.received_ns)
+        self._count_own(self._devices.size - before)
 
     def _keep_sample(self, entry: RankEntry, envelope: Envelope, limit: int) -> None:
         """It comes from a collector, so it is no sign of life."""

@@ -7,13 +7,14 @@ newest frame, so a replayed run goes silent, waits and ends exactly as the live 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
+from ddpwatch.analysis.device_samples import DeviceSamples
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
@@ -51,11 +52,7 @@ KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
 KEEP_DECODED = 2_048  # steps times ranks; older frames are kept encoded
 FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on a single one
 KEEP_FIGURES = 64  # steps; older figures are computed again on demand
-KEEP_DEVICES = 2048  # 128 hosts of 8 GPUs, and as many again
-KEEP_DEVICE_SAMPLES = 600  # per device
-KEEP_SAMPLES = 65_536  # of all devices
-KEEP_DEVICE_SAMPLES_AT_LEAST = 16
-DEVICE_GONE_NS = 600_000_000_000  # without a sample, before a new device needs its room
+KEEP_SAMPLES = 65_536  # of all devices, some 1 kB each
 KEEP_MARKS = 1000
 KEEP_ENDS = 100
 SILENT_NS = 3_000_000_000
@@ -113,7 +110,6 @@ class RunState:
         version: Grows with every frame. A picture drawn at another version is stale.
         steps: The newest steps by number, oldest first.
         nodes: The run's nodes, by number, as the root saw them last; empty if it has only one collector.
-        devices: Newest samples per (host, kind, index), oldest first.
         groups: The process groups.
         diagnosis: What is wrong with the run, and where its time goes.
         clocks: The ranks' clocks; of several, the steps that all ranks have sent are on one time line where possible.
@@ -131,7 +127,6 @@ class RunState:
     ranks: dict[int, RankState] = field(default_factory=dict)
     steps: OrderedDict[int, StepAcrossRanks] = field(default_factory=OrderedDict)
     layouts: Layouts = field(init=False)
-    devices: dict[DeviceKey, deque[Device]] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
     ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
@@ -140,7 +135,7 @@ class RunState:
     end: Bye | None = None
     clocks: ClockDomains = field(default_factory=ClockDomains)
     cost: CostMeter = field(default_factory=CostMeter)
-    _sampled_ns: dict[DeviceKey, int] = field(default_factory=dict)
+    _device_samples: DeviceSamples[Device] = field(default_factory=lambda: DeviceSamples(KEEP_SAMPLES, lambda _: 1))
     _unseen: set[int] = field(default_factory=set)  # ranks
     _forwards: bool | None = False
     _undiagnosed: dict[int, StepAcrossRanks] = field(default_factory=dict)
@@ -152,6 +147,11 @@ class RunState:
         self._matcher = StepMatcher(self.groups.members)
         self.layouts = Layouts(self.groups)
         self.diagnosis = Diagnosis(self.layouts, self.groups)
+
+    @property
+    def devices(self) -> Mapping[DeviceKey, Sequence[Device]]:
+        """The newest samples of each device, oldest first."""
+        return self._device_samples.by_device
 
     @property
     def world_size(self) -> int:
@@ -168,7 +168,7 @@ class RunState:
         if isinstance(message, Step):  # nearly all are
             self._apply_step(message, received_ns)
         elif isinstance(message, Device):
-            self._apply_device(message, received_ns)
+            self._device_samples.add_sample(message.key, message, received_ns)
         elif isinstance(message, Status):
             if self.status is None:
                 self._restarts_before = message.restarts
@@ -226,22 +226,6 @@ class RunState:
         self.nodes[node.node] = node
         if not node.connected:
             self._unseen.update(node.ranks)
-
-    def _apply_device(self, device: Device, received_ns: int) -> None:
-        key = device.key
-        if key not in self.devices:
-            for gone in [other for other, at in self._sampled_ns.items() if received_ns - at > DEVICE_GONE_NS]:
-                del self.devices[gone], self._sampled_ns[gone]
-            if len(self.devices) >= KEEP_DEVICES:  # the one without a sample for the longest time
-                oldest = min(self.devices, key=self._sampled_ns.__getitem__)
-                del self.devices[oldest], self._sampled_ns[oldest]
-            self.devices[key] = deque()
-        samples = self.devices[key]
-        samples.append(device)
-        keep = max(KEEP_SAMPLES // len(self.devices), KEEP_DEVICE_SAMPLES_AT_LEAST)
-        while len(samples) > min(KEEP_DEVICE_SAMPLES, keep):
-            samples.popleft()
-        self._sampled_ns[key] = received_ns
 
     def _apply_hello(self, rank: RankState, hello: Hello) -> None:
         rank.hello, rank.bye = hello, None

@@ -42,7 +42,7 @@ SAMPLE_NS = 1_000_000_000  # what a sample describes: the time before it
 BEFORE_NS = 300_000_000_000  # to compare with
 BEFORE_SAMPLES = 10  # at least
 MOST_PEERS = 64  # the median of so many is that of all
-MOST_SERIES = 4096  # of ranks, of GPUs, and of hosts
+MOST_SERIES = 8_192  # of ranks, of GPUs, and of hosts; one takes up to 11 kB
 _UNKNOWN = Host("")
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")

@@ -170,10 +170,10 @@ def _computed(keys: Sequence[BucketKey], position: int) -> ModuleBucket:
 def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:
     """How much longer than on its peers each gradient took, in firing order (ns); empty if hooks were not seen."""
     own = across.ranks[rank]
-    others = [across.ranks[peer] for peer in peers if peer != rank][:REFERENCE_RANKS]
+    others = [peer for peer in peers if peer != rank][:REFERENCE_RANKS]
     if not own.hook_param or not others:
         return {}
-    fires = [_fires(step) for step in others]
+    fires = [_fires(across.ranks[peer]) for peer in others]  # old frames are packed, and decoded at every look
     delays: dict[int, int] = {}
     for param, at in _fires(own).items():
         seen = [fired[param] for fired in fires if param in fired]
