@@ -17,8 +17,8 @@ _Sample = TypeVar("_Sample")
 class DeviceSamples(Generic[_Sample]):
     """The newest samples of each device.
 
-    Every device has the same room. Where that is less than `SHOWN_S`, samples are kept further apart, so that they still
-    span this time; the newest one is always kept.
+    Every device has the same room. Where that is less than `SHOWN_S`, samples are kept further apart, so that they
+    still span this time; the newest one is always kept.
 
     Args:
         limit: What all samples may take together.

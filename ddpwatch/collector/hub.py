@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import cast
 
@@ -131,7 +132,7 @@ class Hub:
         self._seq = restarts << RESTART_BITS
         self._kept_bytes = 0
         self._own_bytes = 0  # of that, the collector's own messages
-        self._devices = DeviceSamples(KEEP_DEVICE_BYTES, size_of)
+        self._devices: DeviceSamples[Envelope] = DeviceSamples(KEEP_DEVICE_BYTES, size_of)
         self._bodies: dict[bytes, SharedBody] = {}  # of layouts
         self._own: dict[type[Message], Envelope] = {}  # the newest status, and the run's end
         self._nodes: dict[int, RankEntry] = {}
@@ -197,7 +198,7 @@ class Hub:
 
     def snapshot(self) -> Iterator[Envelope]:
         """Everything kept, oldest first."""
-        kept: list[Envelope | KeptLayout] = [envelope for samples in self._devices.by_device.values() for envelope in samples]
+        kept: list[Envelope | KeptLayout] = [*chain.from_iterable(self._devices.by_device.values())]
         for entry in (*self.ranks.values(), *self._nodes.values()):
             kept += [*entry.layouts, *entry.marks, *entry.samples, *entry.steps, *entry.newest.values()]
         kept += self._own.values()

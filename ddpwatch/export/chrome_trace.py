@@ -26,6 +26,7 @@ from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
+from ddpwatch.export.trace_size import TraceSize
 from ddpwatch.wire.messages import Bye, Device, DeviceKey, Hello, Layout, Mark, Message, Step
 from ddpwatch.wire.transport import Frame
 
@@ -118,13 +119,16 @@ def _offsets_of(across: StepAcrossRanks) -> dict[int, int]:
     return {rank: shift.offset for rank, shift in across.shifts.items()} if across.comparable else {}
 
 
-def align(frames: Iterable[Frame], ranks: int | None = None) -> TimeLine:
-    """The time line of a recording, in one pass over it."""
-    survey, run = _Survey(), DiagnosedRun(ranks)
+def align(frames: Iterable[Frame], ranks: int | None = None, size: TraceSize | None = None) -> TimeLine:
+    """The time line of a recording, in one pass over it; the pass ends where ``size`` becomes too large."""
+    survey, run, size = _Survey(), DiagnosedRun(ranks), size or TraceSize()
     for message, envelope in frames:
         survey.note(message, envelope.received_ns)
         for across in run.apply(message, envelope.received_ns):
             survey.add(across)
+            size.add_step(across)
+        if size.is_too_large:
+            break
     for across in run.rest():
         survey.add(across)
     return survey.time_line(run.incidents())

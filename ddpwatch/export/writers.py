@@ -15,6 +15,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymized
 from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, Frames, TableRow, columns, rows
+from ddpwatch.export.trace_size import TraceSize
 from ddpwatch.recording.overwrite_guard import check_output
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -39,8 +40,8 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
         A line about each written file.
 
     Raises:
-        UsageError: An unknown format, nothing to export, a figure that the format cannot hold, or the output cannot
-            be written or is a recording itself.
+        UsageError: An unknown format, nothing to export, a figure that the format cannot hold, a trace that nothing
+            would open, or the output cannot be written or is a recording itself.
         DdpwatchError: ``parquet`` without pyarrow.
     """
 
@@ -56,7 +57,7 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
     ranks = None if selection.ranks is None else len(selection.ranks)
     try:
         if form == "chrome":
-            return _chrome(frames, out, ranks, around=selection.first == 0 and selection.stop is None)
+            return _chrome(recording, selection, frames, out)
         if form == "ndjson":
             return [f"{out}: {_ndjson(frames(), out)} frames"]
         return list(_tables(frames, form, out, ranks))
@@ -69,10 +70,13 @@ def _files(form: str, out: Path) -> list[Path]:
     return [out] if form in ("chrome", "ndjson") else [out / f"{table}.{form}" for table in TABLES]
 
 
-def _chrome(frames: Callable[[], Frames], out: Path, ranks: int | None, around: bool) -> list[str]:
-    line = align(frames(), ranks)
+def _chrome(recording: Recording, selection: Selection, frames: Callable[[], Frames], out: Path) -> list[str]:
+    size, ranks = TraceSize(), None if selection.ranks is None else len(selection.ranks)
+    line = align(frames(), ranks, size)
+    if size.is_too_large:
+        raise size.refusal(recording.steps, selection)
     with out.open("wb") as file:
-        count = write_chrome(frames(), line, file, ranks, around)
+        count = write_chrome(frames(), line, file, ranks, around=selection.first == 0 and selection.stop is None)
     return [f"{out}: {count} events; open it in https://ui.perfetto.dev"]
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ddpwatch.analysis import across_ranks
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.late.cause import REFERENCE_RANKS, _delays
+from ddpwatch.errors import UsageError
+from ddpwatch.export import writers
+from ddpwatch.export.chrome_trace import align
+from ddpwatch.export.trace_size import TraceSize
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection, selection_of
 from tests.support import frames
+from tests.support.runs import record, run_of
 
 
 class TestLateRanks:
@@ -24,3 +34,41 @@ class TestLateRanks:
         delays = _delays(across, 7, range(world))
         assert {param: at // frames.MS for param, at in delays.items()} == {3: 0, 2: 0, 1: 40, 0: 40}
         assert len(read) == 1 + REFERENCE_RANKS
+
+
+class TestTraces:
+    MOST = 100_000
+
+    @pytest.fixture
+    def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Traces may have some bytes only."""
+        monkeypatch.setattr(writers, "TraceSize", lambda: TraceSize(self.MOST))
+
+    @pytest.mark.parametrize(("ranks", "steps"), [(1, 40), (6, 20)])
+    def test_the_size_is_known_before_it_is_written(self, tmp_path: Path, ranks: int, steps: int) -> None:
+        recording, out = Recording(record(tmp_path / "run.mcap", run_of(ranks, steps))), tmp_path / "trace.json"
+        align(recording, size=(size := TraceSize()))
+        writers.export(recording, "chrome", out, Selection())
+        assert 0.75 < size.nbytes / out.stat().st_size < 1.25
+
+    def test_one_that_is_too_large_is_refused_and_what_would_fit_is_named(self, tmp_path: Path, small: None) -> None:
+        recording, out = Recording(record(tmp_path / "run.mcap", run_of(8, 30))), tmp_path / "trace.json"
+        with pytest.raises(UsageError, match=r"the trace would take some \S+ GB: more than 0.0001 GB") as refused:
+            writers.export(recording, "chrome", out, Selection())
+        assert not out.exists()
+        fits = re.findall(r"(--\w+) (\S+)", refused.value.hint)
+        assert [option for option, _ in fits] == ["--steps", "--ranks"]
+        for option, value in fits:
+            chosen = selection_of(value, None) if option == "--steps" else selection_of(None, value)
+            writers.export(recording, "chrome", out, chosen)
+            assert 0.4 * self.MOST < out.stat().st_size < 1.25 * self.MOST
+
+    def test_it_is_refused_once_that_is_clear(self, tmp_path: Path, small: None) -> None:
+        """However long the run is."""
+        read = []
+        for steps in (40, 400):
+            recording = Recording(record(tmp_path / f"{steps}.mcap", run_of(4, steps)))
+            with pytest.raises(UsageError):
+                writers.export(recording, "chrome", tmp_path / "trace.json", Selection())
+            read.append(recording.frames)
+        assert read[0] == read[1] < 400 * 4
