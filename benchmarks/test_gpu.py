@@ -100,7 +100,7 @@ def test_what_needs_a_gpu_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_every_part_is_run_and_documented(tmp_path: Path) -> None:
     others = {"__init__", "__main__", "part", "job", "two_ranks_job"}
     assert {path.stem for path in (ROOT / "benchmarks" / "gpu").glob("*.py")} - others == set(everything.PARTS)
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "benchmarks" / "README.md").read_text()
     assert all(f"| `{name}` |" in page for name in everything.PARTS)
 
 
