@@ -1,1 +1,1 @@
-"""What processes say to each other: messages and their codec, sockets, keys, and what a rank and its collector agree on."""
+"""Messages and their codec, sockets, keys, and what a rank and its collector agree on."""
