@@ -137,7 +137,7 @@ def series(name: str, run: list[StepAcrossRanks]) -> RunSeries:
     """A run as `compare` takes it."""
     found = RunSeries(name)
     for across in run:
-        found.add(across)
+        found.add_step(across)
     return found
 
 

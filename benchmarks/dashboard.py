@@ -138,7 +138,7 @@ def child(world: int, view: str, baseline: bool, result: Path) -> None:
     Screen._compositor_refresh = timed(Screen._compositor_refresh, drawn)  # type: ignore[method-assign]
     gc.set_threshold(*GC_THRESHOLDS)
     apply: list[Cost] = []
-    app.session.apply = timed(app.session.apply, apply.append)  # type: ignore[method-assign]
+    app.session.apply_frames = timed(app.session.apply_frames, apply.append)  # type: ignore[method-assign]
     app.run()
     painted = [[sum(part) for part in zip(*frame, strict=True)] for frame in frames if len(frame) > 1]
     result.write_text(json.dumps({"frames": painted, "apply": apply}))
@@ -358,7 +358,7 @@ async def memory(world: int, hours: float, rounds: Rounds) -> None:
                 break
             frames = source.read(0.0, limit=1 << 20) if number == 0 else source.step_of(number)
             at_ns = 10**18 + number * 10**9 * 3600 // STEPS_PER_HOUR
-            app.session.apply([(message, Envelope(number, at_ns, b"")) for message, _ in frames])
+            app.session.apply_frames([(message, Envelope(number, at_ns, b"")) for message, _ in frames])
             if number % DRAW_EVERY_STEPS == 0:
                 app.session.over = False
                 app.tick()

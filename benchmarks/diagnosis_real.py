@@ -330,7 +330,7 @@ def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks
     diagnosis = Diagnosis(layouts, assembler.groups)
     for message, envelope in Recording(file):
         if isinstance(message, Layout):
-            layouts.apply(message)
+            layouts.apply_layout(message)
         diagnosis.apply(message, envelope.received_ns)
         steps = list(assembler.apply(message))
         for across in steps:
@@ -382,7 +382,7 @@ def _layouts(file: Path) -> Layouts:
     layouts = Layouts(Groups())
     for message, _ in Recording(file):
         if isinstance(message, Layout):
-            layouts.apply(message)
+            layouts.apply_layout(message)
     return layouts
 
 

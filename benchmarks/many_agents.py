@@ -103,7 +103,7 @@ class Agents:
             if isinstance(message, Hello):
                 about = {"boot_id": clock.boot_id(), "time_ns": clock.time_namespace()}
                 message = msgspec.structs.replace(message, host=f"host{message.rank // PER_NODE}", **about)
-            self.uplinks[message.rank // PER_NODE].take(message, encode(message))  # type: ignore[union-attr, operator]
+            self.uplinks[message.rank // PER_NODE].take_frame(message, encode(message))  # type: ignore[union-attr, operator]
         until(lambda: all(uplink.welcome is not None and uplink.is_done for uplink in self.uplinks), self._turn_all)
 
     def train(self, start_ns: int, steps: int) -> None:
@@ -114,7 +114,7 @@ class Agents:
             self._answer(start_ns / 1e9 + SEND_S * number / len(self.uplinks))
             ended = min((time.monotonic_ns() - start_ns) // STEP_NS, steps)
             for message in self._messages(node, turn, range(sent[node], ended)):
-                self.uplinks[node].take(message, encode(message))
+                self.uplinks[node].take_frame(message, encode(message))
             sent[node] = ended
             self.uplinks[node].turn()
             if min(sent) == steps:

@@ -108,7 +108,7 @@ def node_steps(mixture: str, nodes: int = 1) -> Iterator[tuple[StepStatus, list[
 
 def packed(packer: NodeStepPacker, steps: list[Step]) -> NodeStep:
     """What the packer makes of a step of all its ranks."""
-    [message] = [found for step in steps for found in packer.take(step) if isinstance(found, NodeStep)]
+    [message] = [found for step in steps for found in packer.take_step(step) if isinstance(found, NodeStep)]
     return message
 
 
@@ -128,7 +128,7 @@ def acquainted() -> NodeStepPacker:
     """A packer that knows the node's ranks."""
     packer = NodeStepPacker(0)
     for rank in range(PER_NODE):
-        packer.take(Step(rank=rank, step=0, start_ns=0, duration_ns=0))
+        packer.take_step(Step(rank=rank, step=0, start_ns=0, duration_ns=0))
     packer.rest()
     return packer
 

@@ -387,7 +387,7 @@ def own_figure(name: str, notes: list[Note], steps: int) -> list[str]:
     meter, own = CostMeter(), []
     for number, (step, status, start, end, own_ns, cpu_ns) in enumerate(notes):
         last = number % steps == 0  # the first note is of the last step of the block before
-        meter.add(
+        meter.add_step(
             Step(
                 rank=0, step=step, status="aborted" if last else status, start_ns=start, duration_ns=end - start,
                 own_ns=own_ns, cpu_ns=cpu_ns,

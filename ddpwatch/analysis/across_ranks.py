@@ -153,7 +153,7 @@ class StepAcrossRanks:
         """The ranks that have sent the step."""
         return self._frames.keys()
 
-    def add(self, step: Step) -> None:
+    def add_step(self, step: Step) -> None:
         """Adds one rank's step; it replaces an earlier one of that rank. Drops what was compared before."""
         if self.shifts:  # they were those of other frames
             self.align(NO_SHIFTS)

@@ -43,7 +43,7 @@ class StepAssembler:
         These are the one that it completes, those before it that lack a rank, and the oldest one if too many wait.
         """
         if isinstance(message, Step):
-            return self._add(self._matcher.add(message))
+            return self._add_steps(self._matcher.add_step(message))
         if isinstance(message, Hello):
             self._meet(message)
         elif isinstance(message, ClockExchange):
@@ -51,16 +51,16 @@ class StepAssembler:
         if isinstance(message, (Hello, Group)):
             self.groups.apply(message)
         elif isinstance(message, (Bye, Beat)) and message.rank is not None and sends_no_more(message):
-            return self._add(self._matcher.leave(message.rank))
+            return self._add_steps(self._matcher.leave(message.rank))
         return []
 
-    def _add(self, steps: Iterable[NumberedStep]) -> list[StepAcrossRanks]:
+    def _add_steps(self, steps: Iterable[NumberedStep]) -> list[StepAcrossRanks]:
         found = []
         for number, step in steps:
             across = self._open.get(number)
             if across is None:
                 across = self._open[number] = StepAcrossRanks(number, members=self.groups.members)
-            across.add(step)
+            across.add_step(step)
             if len(across) >= self._expected:
                 found += self._closed_before(number)
                 found.append(self._closed(self._open.pop(number)))
@@ -75,7 +75,7 @@ class StepAssembler:
 
     def rest(self) -> Iterator[StepAcrossRanks]:
         """The steps that still lack a rank, oldest first."""
-        yield from self._add(self._matcher.rest())
+        yield from self._add_steps(self._matcher.rest())
         while self._open:
             yield self._closed(self._open.popitem(last=False)[1])
 

@@ -72,7 +72,7 @@ class ClockOffset:
         """Bounds of the offset at about the newest bound, if it is bounded."""
         return self.between(self._origin_ns, self._origin_ns)
 
-    def add(self, *bounds: Bound) -> None:
+    def add_bounds(self, *bounds: Bound) -> None:
         """Takes bounds that were found together. If those before contradict them, the clock has jumped."""
         if bounds and not self._agree(bounds):
             self.epoch += 1

@@ -85,7 +85,7 @@ class ClockDomains:
             return
         there = at_most(ping.sent_ns, ping.received_ns - ping.sent_ns)
         back = at_least(ping.returned_ns, ping.replied_ns - ping.returned_ns)
-        self.offset(node, root).add(there, back)
+        self.offset(node, root).add_bounds(there, back)
 
     def observe(self, steps: Mapping[int, Step]) -> None:
         """Takes the collectives of one step, given by rank."""
@@ -100,7 +100,7 @@ class ClockDomains:
                 before = tightest.get((clock, other), (low, high))
                 tightest[clock, other] = max(before[0], low, key=_value), min(before[1], high, key=_value)
         for pair, bounds in tightest.items():
-            self.offset(*pair).add(*bounds)
+            self.offset(*pair).add_bounds(*bounds)
 
     def shifts(self, steps: Mapping[int, Step]) -> dict[int, Shift]:
         """Per rank of a step what puts it onto a common time line, as far as is known by now.

@@ -62,7 +62,7 @@ class RunSeries:
     phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     overlap: list[float] = field(default_factory=list)
 
-    def add(self, across: StepAcrossRanks) -> None:
+    def add_step(self, across: StepAcrossRanks) -> None:
         """Adds one step, if it counts."""
         if not across.counted or not len(across):
             return

@@ -42,7 +42,7 @@ class DiagnosedRun:
         for across in completed:
             self._diagnosis.add_step(across)
         if isinstance(message, Layout):
-            self.layouts.apply(message)
+            self.layouts.apply_layout(message)
         return completed
 
     def rest(self) -> Iterator[StepAcrossRanks]:

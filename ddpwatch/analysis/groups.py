@@ -60,7 +60,7 @@ class OtherCollectives:
         self._newest: dict[int, Step] = {}
         self._counts: dict[int, list[int]] = {}  # others and steps, by group
 
-    def add(self, step: Step) -> None:
+    def add_step(self, step: Step) -> None:
         """Takes one rank's next step. Pairs of successive steps count that have collectives in one group only."""
         before = self._newest.get(step.rank)
         self._newest[step.rank] = step

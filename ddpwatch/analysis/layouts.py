@@ -34,7 +34,7 @@ class Layouts(Mapping[LayoutKey, Layout]):
     def __len__(self) -> int:
         return len(self._known)
 
-    def apply(self, layout: Layout) -> None:
+    def apply_layout(self, layout: Layout) -> None:
         """Takes a layout. Ranks mostly have the same, and then the first one's stays."""
         key = (layout.module, layout.group, layout.epoch)
         known = self._known.get(key)

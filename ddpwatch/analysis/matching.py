@@ -103,7 +103,7 @@ class StepMatcher:
         self._gone: set[int] = set()
         self._seqs: dict[int, int | None] = {}  # of each rank's newest step: what does not count is no number
 
-    def add(self, step: Step) -> list[NumberedStep]:
+    def add_step(self, step: Step) -> list[NumberedStep]:
         """Takes one rank's next step; returns those that have a number now."""
         rank, seq = step.rank, step.comm_first_seq
         if seq is not None and seq == self._seqs.get(rank):  # a comm hook issued them in a group that is not seen

@@ -29,7 +29,7 @@ class Sums:
         self._phases = dict.fromkeys(PHASES, 0)
         self._pending = list(figures)  # not in the sums yet: columns are summed faster
 
-    def add(self, figure: StepFigures) -> None:
+    def add_figures(self, figure: StepFigures) -> None:
         """Adds one watched rank-step."""
         self._pending.append(figure)
         if len(self._pending) >= MOST_PENDING:
@@ -151,7 +151,7 @@ class MeanBuilder:
         self._steps: Counter[Kind] = Counter()
         self._ranks: dict[Kind, dict[int, Sums]] = {}
 
-    def add(self, step: int, figures: Mapping[int, StepFigures]) -> None:
+    def add_step(self, step: int, figures: Mapping[int, StepFigures]) -> None:
         """Adds one step that counts, as the ranks saw it."""
         kind = kind_of(step, figures.values())
         self._steps[kind] += 1
@@ -160,7 +160,7 @@ class MeanBuilder:
             sums = ranks.get(rank)
             if sums is None:
                 sums = ranks[rank] = Sums()
-            sums.add(figure)
+            sums.add_figures(figure)
 
     def ranks(self) -> dict[int, Sums]:
         """Of each rank, over the chosen steps."""

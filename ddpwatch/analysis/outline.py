@@ -46,9 +46,9 @@ class Outline:
     def add_all(self, steps: Iterable[StepAcrossRanks]) -> None:
         """Adds steps."""
         for across in steps:
-            self.add(across)
+            self.add_step(across)
 
-    def add(self, across: StepAcrossRanks) -> None:
+    def add_step(self, across: StepAcrossRanks) -> None:
         """Adds one step, if it counts."""
         if not across.counted or not len(across):
             return

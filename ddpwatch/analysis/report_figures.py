@@ -44,7 +44,7 @@ class Samples:
     def __init__(self) -> None:
         self.values = array("d")
 
-    def add(self, value: float | None) -> None:
+    def add_value(self, value: float | None) -> None:
         """Adds one value; ignores None."""
         if value is not None:
             self.values.append(value)
@@ -119,7 +119,7 @@ class BucketsTogether:
     unknown: bool = False
     last: list[Counter[tuple[int, ...]]] = field(default_factory=list)
 
-    def add(self, found: BucketColumns) -> None:
+    def add_buckets(self, found: BucketColumns) -> None:
         """Adds the buckets of one step."""
         self.nbytes = found.nbytes
         values = [*found.ready, *found.launch, *found.done, *found.transfer, *found.exposed, *found.busbw]
@@ -251,8 +251,8 @@ class ReportBuilder:
             rank.missing += missing_steps(before, step)
         if step.dropped > rank.dropped:
             rank.dropped = step.dropped
-        self._cost.add(step)
-        self._others.add(step)
+        self._cost.add_step(step)
+        self._others.add_step(step)
 
     def _close(self, across: StepAcrossRanks) -> None:
         """Counts one step, with all the ranks that have sent it."""
@@ -264,11 +264,11 @@ class ReportBuilder:
         if not across.counted:
             return
         facts = across.all_facts()
-        self._means.add(across.step, {rank: fact.figures for rank, fact in facts.items()})
-        self._step_ns.add(fmean([fact.figures.step_ns for fact in facts.values()]))
+        self._means.add_step(across.step, {rank: fact.figures for rank, fact in facts.items()})
+        self._step_ns.add_value(fmean([fact.figures.step_ns for fact in facts.values()]))
         self._count_ranks(facts, across.skew)
         columns = bucket_columns(across)
-        self._buckets[max([step.epoch for step in steps]), columns.buckets].add(columns)
+        self._buckets[max([step.epoch for step in steps]), columns.buckets].add_buckets(columns)
 
     def _count_ranks(self, facts: Mapping[int, RankFacts], skew: LaunchSkew) -> None:
         for rank, fact in facts.items():

@@ -108,7 +108,7 @@ class Hosts:
         """On an agent: sends a frame up, unless it is about this collector."""
         is_own = isinstance(message, Bye) and message.rank is None
         if self._uplink is not None and isinstance(message, SENT_UP) and not is_own:
-            self._uplink.take(message, frame)
+            self._uplink.take_frame(message, frame)
 
     def states(self, now_s: float) -> Iterator[Message]:
         """On the root: news of the other hosts."""

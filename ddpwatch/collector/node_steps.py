@@ -35,7 +35,7 @@ class NodeStepPacker:
         self._packed = -1  # the newest step that has gone up
         self._whole = -1  # the newest block of steps of which one has gone up with all hook fires
 
-    def take(self, step: Step) -> list[Packed]:
+    def take_step(self, step: Step) -> list[Packed]:
         """Takes a rank's next step. Returns what can go up now, oldest first."""
         self._waits_for.add(step.rank)
         found: list[Packed] = []

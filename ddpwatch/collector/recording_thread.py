@@ -68,7 +68,7 @@ class RecordingThread(threading.Thread):
 
     # -- called by the collector -----------------------------------------------------------------------------
 
-    def take(self, message: Message, envelope: Envelope) -> None:
+    def take_frame(self, message: Message, envelope: Envelope) -> None:
         """Queues a frame and never waits. Once the backlog is full, frames are lost and counted.
 
         Hellos and layouts make all else readable, so they find room when nothing else does.

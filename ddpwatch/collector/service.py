@@ -222,7 +222,7 @@ class Collector:
         if self._snapshots.has_viewers:
             self._unsent.append(envelope)
         if self._recording_thread is not None:
-            self._recording_thread.take(message, envelope)
+            self._recording_thread.take_frame(message, envelope)
         if is_local:
             self._hosts.send_up(message, envelope.frame)
         if isinstance(message, Hello):

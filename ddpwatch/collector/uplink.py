@@ -88,7 +88,7 @@ class UpQueue:
         self._seq = 0
         self._sent = 0  # up to which number, on this connection
 
-    def add(self, frame: bytes, key: Hashable = None) -> None:
+    def add_frame(self, frame: bytes, key: Hashable = None) -> None:
         """Appends a frame, which is essential if it has a key."""
         last = self._parcels[-1] if self._parcels else None
         if last is None or last.seq <= self._sent or last.nbytes + len(frame) > BATCH_BYTES:
@@ -227,21 +227,21 @@ class Uplink:
         self._since_s = time.monotonic()
         self._socket = self._opened()
 
-    def take(self, message: Message, frame: bytes) -> None:
+    def take_frame(self, message: Message, frame: bytes) -> None:
         """Will send a frame up: a step together with those of the other ranks here."""
         if isinstance(message, Step):
-            self._add(self._packer.take(message))
+            self._add_steps(self._packer.take_step(message))
             return
         if isinstance(message, Bye) and message.rank is not None:
-            self._add([*self._packer.rest(), *self._packer.leave(message.rank)])
+            self._add_steps([*self._packer.rest(), *self._packer.leave(message.rank)])
         self._has_hello = self._has_hello or isinstance(message, Hello)
-        self._queue.add(frame, _key(message))
+        self._queue.add_frame(frame, _key(message))
 
     def turn(self, polled: transport.Polled = transport.NOT_POLLED) -> list[GrantedLease]:
         """Sends and receives what there is; the leases that have come. Never waits."""
         leases = [lease for lease in starmap(self._heard, self._received(polled)) if lease is not None]
         now = time.monotonic()
-        self._add(self._packer.flush(time.monotonic_ns()))
+        self._add_steps(self._packer.flush(time.monotonic_ns()))
         if now - self._heard_s > (SILENT_S if self._is_welcome else ANSWER_S):
             self._reopen()
         if self._is_welcome:
@@ -274,9 +274,9 @@ class Uplink:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _add(self, steps: Iterable[Packed]) -> None:
+    def _add_steps(self, steps: Iterable[Packed]) -> None:
         for step in steps:
-            self._queue.add(encode(step))
+            self._queue.add_frame(encode(step))
 
     def _opened(self) -> transport.Socket:
         self._is_welcome, self._heard_s = False, time.monotonic()
@@ -338,7 +338,7 @@ class Uplink:
             self._ping()
         if self._has_hello:
             for answer in best:
-                self._queue.add(encode(self._exchange(*answer)))
+                self._queue.add_frame(encode(self._exchange(*answer)))
 
     def _exchange(self, pong: Pong, returned_ns: int) -> ClockExchange:
         return ClockExchange(

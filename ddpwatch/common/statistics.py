@@ -75,7 +75,7 @@ class RollingMedian:
     def __len__(self) -> int:
         return len(self._newest)
 
-    def add(self, value: float) -> None:
+    def add_value(self, value: float) -> None:
         """Takes the next value; forgets the oldest beyond the size."""
         newest, ordered = self._newest, self._ordered
         if len(newest) == self._size:

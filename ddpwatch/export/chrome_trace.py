@@ -86,7 +86,7 @@ class _Survey:
             delay = received_ns - message.start_ns - message.duration_ns
             self._delays[clock] = min(delay, self._delays.get(clock, delay))
 
-    def add(self, across: StepAcrossRanks) -> None:
+    def add_step(self, across: StepAcrossRanks) -> None:
         """Takes one step."""
         offsets = _offsets_of(across)
         self.offsets = offsets | self.offsets
@@ -125,12 +125,12 @@ def align(frames: Iterable[Frame], ranks: int | None = None, size: TraceSize | N
     for message, envelope in frames:
         survey.note(message, envelope.received_ns)
         for across in run.apply(message, envelope.received_ns):
-            survey.add(across)
+            survey.add_step(across)
             size.add_step(across)
         if size.is_too_large:
             break
     for across in run.rest():
-        survey.add(across)
+        survey.add_step(across)
     return survey.time_line(run.incidents())
 
 
@@ -163,7 +163,7 @@ class _Lanes:
         self._free: list[tuple[int, int]] = []  # heap of (lane, free since)
         self._now = 0
 
-    def take(self, start: int, end: int) -> int:
+    def take_lane(self, start: int, end: int) -> int:
         """The lowest lane that is free from ``start`` on; a new one where none is."""
         if start < self._now:  # out of order: what is free now may not have been then
             self._busy += [(since, lane) for lane, since in self._free]
@@ -185,7 +185,7 @@ class _StepTimes:
         self._numbers = sorted(set(numbers))
         self._found: dict[int, tuple[int, int, int]] = {}  # by position in the numbers: a step, its start, its end
 
-    def add(self, number: int, start: int, end: int) -> None:
+    def add_span(self, number: int, start: int, end: int) -> None:
         """Takes one step of one rank."""
         place = bisect_left(self._numbers, number)
         step, first, last = self._found.get(place, (number, start, end))
@@ -257,7 +257,7 @@ class _Tracer:
             self._hosts[message.host, message.boot_id] = self._hosts[message.host, ""] = message.rank
             yield from self._process(message.rank, f"rank {message.rank} ({message.host})")
         elif isinstance(message, Layout):
-            self._layouts.apply(message)
+            self._layouts.apply_layout(message)
         elif isinstance(message, Mark):
             yield from self._mark(message)
         elif isinstance(message, Device):
@@ -312,7 +312,7 @@ class _Tracer:
         self._offsets |= _offsets_of(across)
         for rank, step in sorted(across.ranks.items()):
             start = step.start_ns + self._offset(rank)
-            self._times.add(across.step, start, start + step.duration_ns)
+            self._times.add_span(across.step, start, start + step.duration_ns)
             shift = across.shifts.get(rank) if across.comparable else None
             yield from self._step(step, start, across.figures[rank], None if shift is None else shift.error)
             yield from self._hooks(rank, step, start)
@@ -396,7 +396,7 @@ class _Tracer:
     ) -> Generator[Event, None, Event]:
         end = max(start, end)
         lanes = self._lanes.setdefault((rank, kind), _Lanes())
-        tid = yield from self._lane(rank, kind, lanes.take(start, end))
+        tid = yield from self._lane(rank, kind, lanes.take_lane(start, end))
         event = {
             "ph": "X", "name": name, "cat": category, "pid": rank, "tid": tid, "ts": self._us(start),
             "dur": _us(end - start), "args": facts,

@@ -74,7 +74,7 @@ class OutputBuffer:
     def why(self, text: str) -> None:
         os.pwrite(self.descriptor, text.encode(errors="replace")[:_WHY_BYTES].ljust(_WHY_BYTES, b"\0"), _WHY)
 
-    def add(self, block: bytes) -> None:
+    def add_block(self, block: bytes) -> None:
         """Adds at most `BLOCK_BYTES`, over the oldest."""
         total = self.get(TOTAL)
         place = total % CAPACITY_BYTES
@@ -267,7 +267,7 @@ def copy_output(pipe: int, buffer: OutputBuffer, path: Path, part_bytes: int = P
     thread = threading.Thread(target=copy.run, daemon=True)
     thread.start()
     while block := os.read(pipe, BLOCK_BYTES):
-        buffer.add(block)
+        buffer.add_block(block)
         copy.news.set()
     copy.over.set()
     copy.news.set()

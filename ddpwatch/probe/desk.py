@@ -106,7 +106,7 @@ class Desk:
         if not self._waiting:
             return
         root = self._root(collector)  # first: only a root admits
-        for node in sorted({join.node for _, join in joins if self._take(join, address.node)}):
+        for node in sorted({join.node for _, join in joins if self._admit(join, address.node)}):
             collector.order(Admit(node, self._nodes[node].key, self._nodes[node].ranks))
         if root is not None:
             answer = msgspec.json.encode(root).decode()
@@ -114,7 +114,7 @@ class Desk:
                 self._joins.reply(letter, answer)
             self._waiting.clear()
 
-    def _take(self, join: Join, here: str) -> bool:
+    def _admit(self, join: Join, here: str) -> bool:
         """Binds a rank to its node, and a node to its key; the first of each counts. Whether that node has a key.
 
         Ranks on this host are nobody else's.

@@ -152,7 +152,7 @@ class Question:
             DdpwatchError: The answer is not signed as it should be.
         """
         now, name = time.monotonic(), f"{self._prefix}/answer/{self._letter.nonce}"
-        if self._here and (answer := _take(self._letter.nonce)):
+        if self._here and (answer := _take_answer(self._letter.nonce)):
             return self._seal.opened(name, answer)
         if now >= self._ask_again_s:
             self._here = self._here and not self._ask_again_s  # otherwise it has another run directory, or is late
@@ -162,7 +162,7 @@ class Question:
             return None
         if not self._store.check([name]):
             return None
-        _take(self._letter.nonce)  # where rank 0 takes this host for its own, but was late
+        _take_answer(self._letter.nonce)  # where rank 0 takes this host for its own, but was late
         return self._seal.opened(name, self._store.get(name).decode())
 
     def _ask(self, name: str) -> None:
@@ -224,7 +224,7 @@ def _leave(nonce: str, answer: str) -> None:
         new.rename(path)
 
 
-def _take(nonce: str) -> str:
+def _take_answer(nonce: str) -> str:
     """Takes an answer out of the run directory; empty while there is none."""
     try:
         path = rundir.answer(nonce)

@@ -246,7 +246,7 @@ class Sender(threading.Thread):
         beat = self._guard.run("heartbeats", self._heartbeat.beat, now, self.dropped)
         beat = beat or Beat(rank=self._rank, at_ns=now, step=self._recorder.steps, phase="", since_ns=now)
         self._send(beat)
-        if (stack := self._guard.run("stacks", self._stacks.take, beat)) is not None:
+        if (stack := self._guard.run("stacks", self._stacks.take_beat, beat)) is not None:
             self._send(stack)
         self._outbox.sender_cpu_ns = time.thread_time_ns()
 

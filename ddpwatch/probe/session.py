@@ -118,7 +118,7 @@ class ProbeSession:
 
     # -- what is watched -------------------------------------------------------------------------------------
 
-    def add(self, model: DistributedDataParallel | FSDPModule) -> DdpProbe | FsdpProbe:
+    def add_module(self, model: DistributedDataParallel | FSDPModule) -> DdpProbe | FsdpProbe:
         """Attaches to one more module."""
         probe = self._add_ddp(model) if isinstance(model, DistributedDataParallel) else self._add_sharded(model)
         self._modules += 1
@@ -484,7 +484,7 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
         _session = _session or ProbeSession(record)
         if not _session.active:
             return Watch(None, None)
-        handle = Watch(_session, _session.add(watchable))
+        handle = Watch(_session, _session.add_module(watchable))
     except Exception as error:  # an error of ddpwatch's must not reach the job
         return _unwatched(error)
     _watches[watchable] = handle

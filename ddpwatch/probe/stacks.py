@@ -36,10 +36,10 @@ class StackTaker:
         """Takes the next step: how long they are decides how long the rank may stand still."""
         self._stillness.add_step(step)
 
-    def take(self, beat: Beat) -> Stack | None:
+    def take_beat(self, beat: Beat) -> Stack | None:
         """The stacks, if this heartbeat shows that the rank stands still for too long, and the first time it does."""
         stillness = self._stillness
-        stillness.add(beat)
+        stillness.add_beat(beat)
         if not stillness.lasts_too_long or self._is_taken(beat.at_ns):
             return None
         self._taken_ns = beat.at_ns

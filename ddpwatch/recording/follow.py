@@ -120,7 +120,7 @@ class FollowSource:
         silent_since = time.monotonic() - HOLD_S
         alive = [file for file in self._files if file.waiting or (not file.over and file.grew_at > silent_since)]
         until_ns = min((file.newest_ns for file in alive), default=None)
-        taken = [(file, frame) for file in self._files for frame in file.take(until_ns)]
+        taken = [(file, frame) for file in self._files for frame in file.take_frames(until_ns)]
         ready = [frame for file, frame in taken if self._is_its(file, frame)]
         for message, envelope in sorted(ready, key=lambda frame: frame[1].received_ns):
             self._seq += 1
@@ -239,7 +239,7 @@ class GrowingFile:
             self.waiting = deque(received_earlier(self.waiting, by_ns))
             self.newest_ns -= by_ns
 
-    def take(self, until_ns: int | None) -> Iterator[Frame]:
+    def take_frames(self, until_ns: int | None) -> Iterator[Frame]:
         """Takes the waiting frames that were received by then; None for all."""
         while self.waiting and (until_ns is None or self.waiting[0][1].received_ns <= until_ns):
             yield self.waiting.popleft()

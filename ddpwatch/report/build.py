@@ -151,7 +151,7 @@ def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) 
     recording, run = Recording(path), DiagnosedRun(_expected(selection))
     recording.check(selection)
     for across in run.steps(recording.select(selection)):
-        series.add(across)
+        series.add_step(across)
     return {**figures_of(series), "lost": run.lost(), "incidents": run.incidents()}
 
 

@@ -58,7 +58,7 @@ class Differences:
         self.values: deque[float] = deque(maxlen=KEEP_PAIRS)
         self.count = 0
 
-    def add(self, value: float) -> None:
+    def add_value(self, value: float) -> None:
         """Adds one difference."""
         self.values.append(value)
         self.count += 1
@@ -89,7 +89,7 @@ class CostMeter:
     _own: deque[tuple[bool, int]] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _sender: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
 
-    def add(self, step: Step) -> None:
+    def add_step(self, step: Step) -> None:
         """Adds a step; each rank's come in order. Only steps of the first rank that ever came are used."""
         if self._rank is None:
             self._rank = step.rank
@@ -136,7 +136,7 @@ class CostMeter:
         """A step against the mean of its two neighbours: a steady drift cancels out."""
         difference = _cpu_ns(middle) - (_cpu_ns(before) + _cpu_ns(after)) / 2
         known = self.differences.setdefault(levels, Differences())
-        known.add(difference if middle.status == levels[1] else -difference)
+        known.add_value(difference if middle.status == levels[1] else -difference)
 
     def cost(self) -> Cost | None:
         """The cost; None while there are too few comparisons."""

@@ -49,7 +49,7 @@ class Stillness:
         if is_counted(step.status) or step.status == UNWATCHED:
             self._steps.append(step.duration_ns)
 
-    def add(self, beat: Beat) -> None:
+    def add_beat(self, beat: Beat) -> None:
         """Takes the next heartbeat."""
         before, self.beat = self.beat, beat
         entered_ns = max(beat.since_ns, beat.activity_since_ns)

@@ -79,7 +79,7 @@ class DashboardApp(App[int]):
         self.ascii_only = self.settings.ascii
         self.session = ViewerSession(isinstance(spec, ReplaySpec), _whole_run(spec))
         self.session.follow_slowest = self.settings.follow_slowest
-        self.feed = open_feed(spec, partial(self.call_later, self.take))
+        self.feed = open_feed(spec, partial(self.call_later, self.take_event))
         self.controller = controller_for(self.session, self.feed)
         self.views = Views(self.session, self.settings.timeline_seconds, self.show_step)
         self.view: RunView = next(view for view in self.views if view.id == self.settings.view)
@@ -144,12 +144,12 @@ class DashboardApp(App[int]):
 
     # -- what the feed posts ---------------------------------------------------------------------------------
 
-    def take(self, event: posted.FeedEvent) -> None:
+    def take_event(self, event: posted.FeedEvent) -> None:
         """Takes an event of the feed."""
         match event:
             case posted.Frames(frames):
                 self._last_frames_s = self._clock()
-                self.session.apply(frames)
+                self.session.apply_frames(frames)
                 self.feed.taken()
             case posted.Waiting(directory, job, why):
                 self.session.wait(directory, job, why)

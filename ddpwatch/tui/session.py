@@ -103,7 +103,7 @@ class ViewerSession:
             if step is not None:
                 self.select(step)
 
-    def apply(self, frames: Iterable[Frame]) -> None:
+    def apply_frames(self, frames: Iterable[Frame]) -> None:
         """Takes frames. A short batch means that the dashboard keeps up; then it works out each step at once.
 
         A replay logs incidents twice a second of recorded time, so that its log does not depend on its speed.
@@ -112,7 +112,7 @@ class ViewerSession:
         keeps_up = len(frames) < BATCH
         for message, envelope in frames:
             self.state.apply(message, envelope.received_ns)
-            self.log.take(message, envelope.received_ns)
+            self.log.take_message(message, envelope.received_ns)
             if keeps_up and isinstance(message, Step):
                 step = self.state.steps.get(message.step)
                 if step is not None and message.rank in step.ranks:  # the rank's own step may still be held back
@@ -125,12 +125,12 @@ class ViewerSession:
         self.log.log_incidents(self._builder.diagnosis(self.state).incidents, self.state.now_ns)
 
     def add_output(self, lines: Iterable[str], unfinished: str, wall_s: float) -> None:
-        """Takes lines of the job's output (see `JobOutput.add`)."""
-        self.output.add(lines, unfinished, int(wall_s * 1e9))
+        """Takes lines of the job's output (see `JobOutput.add_output`)."""
+        self.output.add_output(lines, unfinished, int(wall_s * 1e9))
 
     def add_note(self, text: str, wall_s: float) -> None:
         """Logs what the user has to know of the frames."""
-        self.log.add(LogLine(int(wall_s * 1e9), "run", f"note: {text}", "warn"))
+        self.log.add_line(LogLine(int(wall_s * 1e9), "run", f"note: {text}", "warn"))
 
     # -- what the views draw ---------------------------------------------------------------------------------
 

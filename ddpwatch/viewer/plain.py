@@ -77,7 +77,7 @@ class RunLines:
         """One for each incident that has started or ended since the last look, then the state of the run."""
         state = self.state
         incidents = state.diagnosis.incidents()
-        news = self._news.take(incidents, state.now_ns)
+        news = self._news.take_incidents(incidents, state.now_ns)
         changes = [f"{INDENT}{clean(item.text)}" for item in news if item.incident.severity != "info"]
         return [*self._pointer(), *self._untested_torch(), *changes, line(state, incidents)]
 

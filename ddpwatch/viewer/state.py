@@ -210,7 +210,7 @@ class RunState:
         elif isinstance(message, Hello):
             self._apply_hello(rank, message)
         elif isinstance(message, Layout):
-            self.layouts.apply(message)
+            self.layouts.apply_layout(message)
         elif isinstance(message, Group):
             self.groups.apply(message)
         elif isinstance(message, Bye):
@@ -238,8 +238,8 @@ class RunState:
         rank.seen_ns = received_ns
         rank.missing += missing_steps(rank.last_step, step)
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
-        self.cost.add(step)
-        self._add_steps(self._matcher.add(step))
+        self.cost.add_step(step)
+        self._add_steps(self._matcher.add_step(step))
 
     def _add_steps(self, steps: Iterable[NumberedStep]) -> None:
         for number, step in steps:
@@ -247,7 +247,7 @@ class RunState:
             rank.newest = max(rank.newest, number)
             across = self.steps.get(number) or self._make_step(number)
             if across is not None:
-                across.add(step)
+                across.add_step(step)
                 if self.clocks.several and len(across) >= len(self.ranks):
                     self.clocks.observe(across.ranks)
                     across.align(self.clocks.shifts(across.ranks))

@@ -131,7 +131,7 @@ class RecordedBuilder:
         elif isinstance(message, Step):
             self._look_at(message)
 
-    def add(self, across: StepAcrossRanks) -> None:
+    def add_step(self, across: StepAcrossRanks) -> None:
         """Takes a step of all its ranks."""
         for step in across.ranks.values():
             self._look_at(step)

@@ -53,7 +53,7 @@ def feed(recorder: RecordingThread, first: int, count: int, payload: int = 0) ->
         if payload:
             noise = random.Random(number).choices(range(1 << 60), k=payload // 8)
             message.hook_param, message.hook_ns = list(range(len(noise))), noise
-        recorder.take(message, Envelope(number + 1, time.time_ns(), encode(message)))
+        recorder.take_frame(message, Envelope(number + 1, time.time_ns(), encode(message)))
 
 
 def steps_in(file: Path) -> list[int]:
@@ -165,12 +165,12 @@ def test_a_backlog_loses_no_hello_and_no_layout(
     feed(recorder, 0, 200)  # its thread has not started, so nothing is written
     for rank in range(20):
         for message in (hello_of(rank, 20), frames.layout(rank)):
-            recorder.take(message, Envelope(201 + rank, time.time_ns(), encode(message)))
+            recorder.take_frame(message, Envelope(201 + rank, time.time_ns(), encode(message)))
     refused = recorder.lost
     flood = frames.layout(0)
     flood.params = ["weight" * 100] * 1000
     for number in range(100):
-        recorder.take(flood, Envelope(300 + number, time.time_ns(), encode(flood)))
+        recorder.take_frame(flood, Envelope(300 + number, time.time_ns(), encode(flood)))
     assert recorder.lost - refused > 90
     recorder.start()
     recorder.finish()
@@ -193,7 +193,7 @@ def test_a_backlog_takes_no_more_memory_than_its_limit(
         while not recorder.lost:
             number += 1
             received = bytes(bytearray(frame))  # each a copy of its own
-            recorder.take(decode(received), Envelope(number << 40, time.time_ns(), received))
+            recorder.take_frame(decode(received), Envelope(number << 40, time.time_ns(), received))
         assert 0.5 * limit < tracemalloc.get_traced_memory()[0] - before < 1.2 * limit
     finally:
         tracemalloc.stop()

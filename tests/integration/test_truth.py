@@ -127,7 +127,7 @@ def test_a_late_rank_is_late_by_what_it_slept(results: Rows) -> None:
     """Rank 1 sleeps longer before its first gradient; the other waits for it, at every bucket."""
     across = StepAcrossRanks(0)
     for rank, row in enumerate(results["late rank"]):
-        across.add(probe_step(row, rank=rank))
+        across.add_step(probe_step(row, rank=rank))
     buckets = list(across.skew.buckets.values())
     assert len(buckets) == 3
     # A layer is a bucket. Of its gradients, which are noted in the order of their arrival, the last one is kept.

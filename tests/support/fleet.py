@@ -215,7 +215,7 @@ class Fleet:
         """The step as all ranks send it."""
         across = StepAcrossRanks(played.number, members=self.members)
         for frame in self.frames(played):
-            across.add(frame)
+            across.add_step(frame)
         return across
 
     def members(self, group: int) -> tuple[int, ...] | None:

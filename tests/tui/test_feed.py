@@ -58,7 +58,7 @@ class TestLive:
         jobs.sources["run-1"].put([bye()])
         assert [type(events.get(timeout=60)) for _ in range(2)] == [Frames, Over]
         for line in ("one", "two"):  # posted once a round: between them it would have attached
-            output_buffer.add(f"{line}\n".encode())
+            output_buffer.add_block(f"{line}\n".encode())
             assert events.get(timeout=60) == Output([line])
         feed.choose(jobs.runs[0])
         assert events.get(timeout=60) == Attached("run-2")
@@ -74,7 +74,7 @@ class TestLive:
         assert isinstance(shown, Attached)
         assert [type(events.get(timeout=60)) for _ in range(2)] == [Frames, Over]
         for line in ("one", "two"):  # posted once a round: between them it would have attached
-            output_buffer.add(f"{line}\n".encode())
+            output_buffer.add_block(f"{line}\n".encode())
             assert events.get(timeout=60) == Output([line])
         jobs.start("run-3")
         assert events.get(timeout=60) == Attached("run-3")

@@ -11,21 +11,21 @@ from ddpwatch.tui.feed.output_tail import OutputTail
 
 def test_whole_lines_once_each(output_buffer):
     tail = OutputTail(output_buffer)
-    output_buffer.add(b"one\ntw")
+    output_buffer.add_block(b"one\ntw")
     assert tail.lines() == ["one"]
     assert tail.unfinished == "tw"
     assert tail.lines() == []
-    output_buffer.add(b"o\n\nthree\n")
+    output_buffer.add_block(b"o\n\nthree\n")
     assert tail.lines() == ["two", "", "three"]
     assert tail.unfinished == ""
 
 
 def test_of_a_progress_bar_the_newest_state(output_buffer):
     tail = OutputTail(output_buffer)
-    output_buffer.add(b"\r 10%\r 20%\r")
+    output_buffer.add_block(b"\r 10%\r 20%\r")
     assert tail.lines() == []
     assert tail.unfinished == " 20%"
-    output_buffer.add(b" 100%\r\ndone\r\n")
+    output_buffer.add_block(b" 100%\r\ndone\r\n")
     assert tail.lines() == [" 100%", "done"]
 
 
@@ -42,17 +42,17 @@ def test_of_a_progress_bar_the_newest_state(output_buffer):
     ],
 )
 def test_no_escape_sequence_is_left(output_buffer, written, shown):
-    output_buffer.add(written + b"\n")
+    output_buffer.add_block(written + b"\n")
     assert OutputTail(output_buffer).lines() == [shown]
 
 
 def test_output_that_comes_too_fast_is_left_out_and_counted(output_buffer):
     tail = OutputTail(output_buffer)
-    output_buffer.add(b"first\n")
+    output_buffer.add_block(b"first\n")
     assert tail.lines() == ["first"]
-    output_buffer.add(b"x" * 9 + b"\n")
-    output_buffer.add(b"y" * (BLOCK_BYTES - 5) + b"\n")
-    output_buffer.add(b"end\n")
+    output_buffer.add_block(b"x" * 9 + b"\n")
+    output_buffer.add_block(b"y" * (BLOCK_BYTES - 5) + b"\n")
+    output_buffer.add_block(b"end\n")
     assert tail.lines() == [f"… {10 + BLOCK_BYTES - 4} bytes left out …", "end"]
     assert tail.lines() == []
 
@@ -60,7 +60,7 @@ def test_output_that_comes_too_fast_is_left_out_and_counted(output_buffer):
 def test_one_endless_line_is_bounded(output_buffer):
     tail = OutputTail(output_buffer)
     for _ in range(3):
-        output_buffer.add(b"z" * BLOCK_BYTES)
+        output_buffer.add_block(b"z" * BLOCK_BYTES)
         assert tail.lines() == []
     assert len(tail.unfinished) == BLOCK_BYTES
 

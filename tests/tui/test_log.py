@@ -93,18 +93,18 @@ def test_an_unusual_step_is_logged_once_and_others_are_not() -> None:
     log = RunLog()
     for number, status in enumerate(["warmup", "ok", "shadow", "unwatched", "aborted"]):
         for rank in (0, 1):
-            log.take(step(rank, number, status=status), number)
+            log.take_message(step(rank, number, status=status), number)
     assert texts(log) == ["step 0 is warm-up (rank 0)", "step 4 is aborted (rank 0)"]
 
 
 def test_a_host_that_goes_and_comes_back_has_a_line_for_each() -> None:
     log = RunLog()
     for at, connected in enumerate([True, True, False, False, True]):
-        log.take(Node(node=1, host="b", ranks=[2, 3], at_ns=at, seen_ns=at, connected=connected), at)
+        log.take_message(Node(node=1, host="b", ranks=[2, 3], at_ns=at, seen_ns=at, connected=connected), at)
     assert texts(log) == ["host b is not connected: ranks 2, 3 unseen", "host b is connected again: ranks 2, 3"]
 
 
 def test_a_host_whose_agent_never_came_has_no_name() -> None:
     log = RunLog()
-    log.take(Node(node=1, host="", ranks=[2], at_ns=1, seen_ns=0, connected=False), 1)
+    log.take_message(Node(node=1, host="", ranks=[2], at_ns=1, seen_ns=0, connected=False), 1)
     assert texts(log) == ["another host is not connected: rank 2 unseen"]

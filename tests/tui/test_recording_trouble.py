@@ -16,7 +16,7 @@ def troubled(lost):
 def test_once_in_the_log_however_many_frames_are_lost():
     log = RunLog()
     for message in (status(), troubled(1), troubled(2), troubled(300)):
-        log.take(message, EPOCH_NS)
+        log.take_message(message, EPOCH_NS)
     assert [(line.text, line.severity) for line in log.lines] == [("recording: No space left on device", "bad")]
 
 

@@ -339,7 +339,7 @@ class TestWholeRun:
         frames = enveloped(eventful(), every_ms=50)
         known = [f for f in frames if (80 <= f[0].step <= 100 if isinstance(f[0], Step) else not isinstance(f[0], Bye))]
         session = ViewerSession(replay=True, whole=whole)
-        session.apply(known)
+        session.apply_frames(known)
         return session
 
     def line_below(self, session):
@@ -370,7 +370,7 @@ class TestWholeRun:
         frames = enveloped(run(40, world=4, late_rank=2), every_ms=50)
         whole = WholeRecording(lambda: iter(frames), lambda: (0, 1))
         session = ViewerSession(replay=True, whole=whole)
-        session.apply(frames)
+        session.apply_frames(frames)
         session.refresh(LinkState(Link.REPLAY, replay=True))
         session.pause(True)
         assert [line.rank for line in session.overview.worst] == [2]

@@ -20,7 +20,7 @@ offsets = st.lists(st.integers(0, 40), min_size=2, max_size=2)
 def view_of(steps):
     view = StepAcrossRanks(0, comparable=True)
     for one in steps:
-        view.add(one)
+        view.add_step(one)
     return view
 
 
@@ -78,7 +78,7 @@ def test_a_step_sent_again_replaces_the_earlier_one():
     view = view_of([step(0), step(1, status="aborted", duration_ns=900 * MS)])
     assert not view.counted
     view.pack()
-    view.add(step(1))
+    view.add_step(step(1))
     assert (len(view), view.counted, view.longest_ns) == (2, True, 100 * MS)
 
 
@@ -99,7 +99,7 @@ def test_rows_survive_and_follow_a_late_frame():
     view = view_of([step(0), step(1, late_ms=7)])
     view.forget_facts()
     assert list(view.row("late")) == [0, 7 * MS]
-    view.add(step(2, late_ms=9))
+    view.add_step(step(2, late_ms=9))
     assert list(view.row("late")) == [0, 7 * MS, 9 * MS]
     unmeasured = view_of([step(0, comm_done=[None, None])])
     assert all(math.isnan(unmeasured.row(metric)[0]) for metric in METRICS if metric not in ("step", "data", "between"))

@@ -160,7 +160,7 @@ def test_spans_in_turn_are_read_as_any_others(
 def across_ranks(*steps: Step) -> StepAcrossRanks:
     across = StepAcrossRanks(steps[0].step)
     for step in steps:
-        across.add(step)
+        across.add_step(step)
     return across
 
 

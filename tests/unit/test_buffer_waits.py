@@ -80,7 +80,7 @@ def test_whom_they_wait_for_is_said_if_clocks_show_it(late_ms: int, awaited: int
     """Ranks 2 and 3 are on another host, whose clock may be off by 20 ms. Rank 0 waits for rank 2."""
     across = StepAcrossRanks(0)
     for rank in range(4):
-        across.add(broadcasting(rank, 0, late_ms if rank == 2 else 0, late_ms if rank == 0 else 0, late_ms))
+        across.add_step(broadcasting(rank, 0, late_ms if rank == 2 else 0, late_ms if rank == 0 else 0, late_ms))
     near, far = Shift(("a", ""), ("a", ""), 0, 0), Shift(("b", ""), ("a", ""), 0, 20 * MS)
     across.align({0: near, 1: near, 2: far, 3: far})
     assert waits_for_buffers(across)[0].awaited == awaited

@@ -36,7 +36,7 @@ def hold(offset: ClockOffset, truth: Truth, start: int, end: int) -> bool:
 def feed(offset: ClockOffset, truth: Truth, at: int, below: int, above: int) -> None:
     """A bound from each side, with what it is away from the truth."""
     done = at + 3 * MS
-    offset.add(at_least(done, math.floor(truth(done)) - below), at_most(at, math.ceil(truth(at)) + above))
+    offset.add_bounds(at_least(done, math.floor(truth(done)) - below), at_most(at, math.ceil(truth(at)) + above))
 
 
 slack = st.integers(0, 20 * MS)
@@ -136,9 +136,9 @@ def test_a_jump_starts_an_epoch(ppm: float, size: int, back: bool, before: int) 
 def test_one_side_bounds_nothing() -> None:
     offset = ClockOffset()
     for at in range(0, 10 * S, S):
-        offset.add(at_least(at, BASE))
+        offset.add_bounds(at_least(at, BASE))
         assert not offset.bounded
-    offset.add(at_most(10 * S, BASE + MS))
+    offset.add_bounds(at_most(10 * S, BASE + MS))
     assert offset.bounded
     low, high = offset.between(10 * S, 10 * S)
     assert low - 2 <= BASE <= BASE + MS <= high + 2
@@ -146,9 +146,9 @@ def test_one_side_bounds_nothing() -> None:
 
 def test_what_is_older_than_the_window_is_dropped() -> None:
     offset = ClockOffset()
-    offset.add(at_least(0, -US), at_most(0, US))
+    offset.add_bounds(at_least(0, -US), at_most(0, US))
     for at in range(10 * S, WINDOW_NS + 30 * S, 10 * S):
-        offset.add(at_least(at, -MS))
+        offset.add_bounds(at_least(at, -MS))
     assert not offset.bounded
 
 
@@ -157,9 +157,9 @@ def test_bounds_come_in_any_order() -> None:
     forth, back = ClockOffset(), ClockOffset()
     times = list(range(0, 4 * S, S // 8))
     for at in times:
-        forth.add(at_least(at, BASE - at % 7 * US), at_most(at, BASE + 9 * US))
+        forth.add_bounds(at_least(at, BASE - at % 7 * US), at_most(at, BASE + 9 * US))
     for at in reversed(times):
-        back.add(at_least(at, BASE - at % 7 * US), at_most(at, BASE + 9 * US))
+        back.add_bounds(at_least(at, BASE - at % 7 * US), at_most(at, BASE + 9 * US))
     for offset in (forth, back):
         low, high = offset.between(4 * S, 4 * S)
         assert low <= BASE <= high < low + 40 * US
@@ -173,7 +173,7 @@ wild = st.builds(Bound, st.integers(-(1 << 62), 1 << 62), st.integers(-(1 << 63)
 def test_no_bound_is_an_error(found: list[list[Bound]]) -> None:
     offset = ClockOffset()
     for bounds in found:
-        offset.add(*bounds)
+        offset.add_bounds(*bounds)
         if offset.bounded and bounds:
             low, high = offset.between(bounds[0].at_ns, bounds[0].at_ns + S)
             assert low <= high

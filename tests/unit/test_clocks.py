@@ -149,7 +149,7 @@ def test_a_gpus_own_error_counts() -> None:
     """On one host's clock; rank 1 is 2 ms ahead of rank 0, and each may be off by 1.5 ms."""
     across = StepAcrossRanks(0)
     for one in together(0, [40, 42, 30], "aaa"):
-        across.add(msgspec.structs.replace(one, clock_error_ns=None if one.rank == 2 else 3 * MS // 2))
+        across.add_step(msgspec.structs.replace(one, clock_error_ns=None if one.rank == 2 else 3 * MS // 2))
     assert across.skew.error == 3 * MS
     assert across.skew.errors == {0: 3 * MS // 2, 1: 3 * MS // 2, 2: 0}
     assert {bucket.last_ranks for bucket in across.skew.buckets.values()} == {(0, 1)}
@@ -257,7 +257,7 @@ def test_further_bounds_narrow_an_offset() -> None:
     assert domains.shifts(steps)[1].error > 15 * MS
     at = steps[1].start_ns
     offset = domains.offset(clock_of(hellos[1]), clock_of(hellos[0]))
-    offset.add(at_least(at, -AHEAD["b"] - 1000), at_most(at, -AHEAD["b"] + 1000))
+    offset.add_bounds(at_least(at, -AHEAD["b"] - 1000), at_most(at, -AHEAD["b"] + 1000))
     assert domains.shifts(steps)[1].error < 0.03 * MS
 
 

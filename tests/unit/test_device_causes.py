@@ -223,7 +223,7 @@ def test_unknown_is_no_cause() -> None:
 def test_a_series_keeps_two_minutes_and_means_of_the_rest() -> None:
     series = Series(1)
     for second in range(1, 3601):
-        series.add(second * SECOND, [float(second)])
+        series.add_sample(second * SECOND, [float(second)])
     assert series.count(0, 3600 * SECOND) <= FULL_ROWS + MEAN_ROWS * (MOST_MEANS + 1)
     assert series.means(3590 * SECOND, 3600 * SECOND) == [3595.5]
     ten_minutes = series.means(3000 * SECOND, 3600 * SECOND)[0]
@@ -233,16 +233,16 @@ def test_a_series_keeps_two_minutes_and_means_of_the_rest() -> None:
 
 def test_a_series_leaves_out_what_was_not_measured() -> None:
     series = Series(2)
-    series.add(1, [1.0, None])
-    series.add(2, [None, None])
-    series.add(3, [3.0, None])
+    series.add_sample(1, [1.0, None])
+    series.add_sample(2, [None, None])
+    series.add_sample(3, [3.0, None])
     assert series.means(0, 3) == [2.0, None]
 
 
 def test_time_that_goes_back_is_another_clock() -> None:
     series = Series(1)
-    series.add(100, [1.0])
-    series.add(5, [2.0])
+    series.add_sample(100, [1.0])
+    series.add_sample(5, [2.0])
     assert series.means(0, 1000) == [2.0]
 
 
@@ -280,7 +280,7 @@ def test_devices_are_limited() -> None:
 def test_a_thousand_ranks_take_little_memory() -> None:
     series = Series(10)
     for second in range(1000):
-        series.add(second, [0.5] * 10)
+        series.add_sample(second, [0.5] * 10)
     tables = (series._rows, series._means)
     nbytes = sum(sys.getsizeof(column) for table in tables for column in (*table.columns, table.times))
     assert nbytes < 16_000

@@ -88,7 +88,7 @@ def test_late_steps_far_beyond_a_streak_are_another_one() -> None:
     dice, lateness = random.Random(1), GroupLateness((0, 1))
     for step in range(700):
         late = (5 * MS if step >= 200 and step % 3 else 0) + (40 * MS if step >= 400 and step % 7 == 0 else 0)
-        lateness.add(step, [late + int(dice.gauss(0, MS)), int(dice.gauss(0, MS))], 85 * MS)
+        lateness.add_step(step, [late + int(dice.gauss(0, MS)), int(dice.gauss(0, MS))], 85 * MS)
     streak = lateness.streaks[0]
     assert (streak.since, streak.period) == (406, 7)
     assert streak.late_ns == pytest.approx(43 * MS, rel=0.1)

@@ -333,7 +333,7 @@ def test_steps_without_lateness_are_no_evidence():
 def test_a_step_of_a_single_rank_is_diagnosed():
     diagnosis = Diagnosis()
     across = StepAcrossRanks(0)
-    across.add(step(0, 0))
+    across.add_step(step(0, 0))
     diagnosis.add_step(across)
     assert diagnosis.lost().rank_ns == 100 * MS
 
@@ -441,9 +441,9 @@ def test_a_late_step_that_a_peer_is_missing_of_does_not_say_why():
     """Another step of that number was compared."""
     late = LateRank(Streak(1, 100.0 * MS, 0, 9, 40.0 * MS), (0, 1))
     for number in range(10):
-        late.streak.add(number, 40 * MS, MS)
+        late.streak.add_step(number, 40 * MS, MS)
     across = StepAcrossRanks(5)
-    across.add(step(1, 5))
+    across.add_step(step(1, 5))
     late.add_facts(StepFacts(across, StepSplit(5)))
     assert late.cause.steps == 0
 
@@ -455,7 +455,7 @@ def test_a_small_lateness_around_a_large_one_does_not_take_its_place(small_ms, g
     def late(steps, ms):
         streak = Streak(1, 100.0 * MS, steps[0], steps[0], ms * MS)
         for number in steps:
-            streak.add(number, ms * MS, MS)
+            streak.add_step(number, ms * MS, MS)
         return streak
 
     diagnosis, group = Diagnosis(), GroupLateness((0, 1))

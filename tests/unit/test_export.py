@@ -277,7 +277,7 @@ def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
 
 def test_what_an_unwatched_step_did_is_unknown() -> None:
     across = StepAcrossRanks(1)
-    across.add(unwatched(0, 1))
+    across.add_step(unwatched(0, 1))
     (row,) = step_rows(across)
     known = {"step", "rank", "status", "start_ns", "step_ms", "own_ms", "dropped"}
     assert {name for name, value in asdict(row).items() if value is not None} == known

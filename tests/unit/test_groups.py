@@ -76,21 +76,21 @@ def test_a_job_with_an_unseen_rank_has_no_lateness() -> None:
 def test_busbw_counts_the_ranks_of_the_group() -> None:
     four, two = two_groups(1).steps[0], StepAcrossRanks(0)
     for rank in (0, 1):
-        two.add(step(rank, 0))
+        two.add_step(step(rank, 0))
     assert {b.busbw for b in bucket_steps(two).values()} == {b.busbw for b in bucket_steps(four).values()}
 
 
 def test_collectives_with_other_sequence_numbers_are_not_compared() -> None:
     across = StepAcrossRanks(0)
     for rank, seqs in ((0, [0, 1]), (1, [0, 2])):
-        across.add(msgspec.structs.replace(step(rank, 0), comm_first_seq=5, comm_seq=seqs))
+        across.add_step(msgspec.structs.replace(step(rank, 0), comm_first_seq=5, comm_seq=seqs))
     assert [key[1] for key in across.skew.buckets] == [0]
 
 
 def test_other_collectives_are_counted_and_are_no_buckets() -> None:
     others = OtherCollectives()
     for number, first in enumerate((10, 15, 20, 27)):
-        others.add(msgspec.structs.replace(step(0, number), comm_first_seq=first, comm_seq=[0, 1]))
+        others.add_step(msgspec.structs.replace(step(0, number), comm_first_seq=first, comm_seq=[0, 1]))
     assert others.per_step(0) == (3 + 3 + 5) / 3
     assert others.per_step(7) is None
 

@@ -17,7 +17,7 @@ def test_what_becomes_a_warning_is_news_once() -> None:
     """A late rank costs little at first: its warning never came."""
     news = IncidentNews()
     looks = [MINOR, MINOR, WORSE, WORSE, MINOR, WORSE, replace(MINOR, open=False)]
-    said = [news.take([look], at) for at, look in enumerate(looks)]
+    said = [news.take_incidents([look], at) for at, look in enumerate(looks)]
     assert [[(one.what, one.incident.severity) for one in found] for found in said] == [
         [("started", "info")], [], [("started", "warning")], [], [], [], [("ended", "info")],
     ]  # fmt: skip

@@ -30,7 +30,8 @@ def named(seed: int, late_ms: float = 0.0) -> set[int]:
         launches = [dice.gauss(100, 3) + 40 * (dice.random() < 0.25) + bias[rank] for rank in RANKS]
         launches[3] += late_ms
         found |= {
-            streak.rank for streak in group.add(number, [int(at * MS) for at in launches], STEP_NS, error_ns=ERROR_NS)
+            streak.rank
+            for streak in group.add_step(number, [int(at * MS) for at in launches], STEP_NS, error_ns=ERROR_NS)
         }
     return found
 
@@ -55,7 +56,7 @@ def test_a_late_rank_is_one_incident_when_clocks_are_known_better(later_ms: int,
         launches = [dice.gauss(100, 1) for _ in RANKS]
         launches[3] += 60 + later_ms * (number >= 40)
         error_ns = (30 if number < 40 else 5) * MS
-        found += group.add(number, [int(at * MS) for at in launches], STEP_NS, error_ns=error_ns)
+        found += group.add_step(number, [int(at * MS) for at in launches], STEP_NS, error_ns=error_ns)
     assert [streak.rank for streak in found] == [3] * count
 
 
@@ -64,8 +65,8 @@ def test_what_clocks_may_be_off_by_does_not_average_out() -> None:
     group = GroupLateness(RANKS)
     streak = Streak(rank=3, step_ns=STEP_NS, since=0, until=0, typical_ns=5 * MS, expected=1.0)
     for number in range(40):
-        group.add(number, [0, 0, 0, 80 * MS if number % 10 == 0 else -20 * MS], STEP_NS, error_ns=ERROR_NS)
-        streak.add(number, 5 * MS, low=MS)
+        group.add_step(number, [0, 0, 0, 80 * MS if number % 10 == 0 else -20 * MS], STEP_NS, error_ns=ERROR_NS)
+        streak.add_step(number, 5 * MS, low=MS)
     assert group.mean_in(streak) == (-20 * 0.9 + 80 * 0.1) * MS - ERROR_NS
 
 
@@ -74,7 +75,9 @@ def test_an_error_that_comes_later_is_taken_from_then_on() -> None:
     group, found = GroupLateness(RANKS), set()
     for number in range(60):
         launches = [0, 0, 0, 30 * MS]
-        found |= {streak.rank for streak in group.add(number, launches, STEP_NS, error_ns=MS * (number in (13, 40)))}
+        found |= {
+            streak.rank for streak in group.add_step(number, launches, STEP_NS, error_ns=MS * (number in (13, 40)))
+        }
     assert found == {3}
 
 

@@ -74,7 +74,7 @@ def run(packed: bool, steps: int = STEPS) -> Run:
         found += [(exchange(host, START_NS + number * STEP_MS * MS), received) for host in (1, 2)]
         for one in ranks:
             host = one.rank // PER_HOST
-            sent = packers[host].take(one) if packed and host else [one]
+            sent = packers[host].take_step(one) if packed and host else [one]
             found += [(message, received) for message in sent]
     return found + [(bye(rank), EPOCH_NS + steps * STEP_MS * MS) for rank in (*range(WORLD), None)]
 

@@ -33,7 +33,7 @@ def members(group: int) -> tuple[int, ...] | None:
 def numbered(steps: list[Step]) -> dict[tuple[int, int], int]:
     """The numbers by rank and local count."""
     matcher = StepMatcher(members)
-    found = [pair for one in steps for pair in matcher.add(one)] + list(matcher.rest())
+    found = [pair for one in steps for pair in matcher.add_step(one)] + list(matcher.rest())
     return {(one.rank, one.step): number for number, one in found}
 
 
@@ -107,19 +107,19 @@ def test_without_sequence_numbers_local_counts_serve() -> None:
 
 def test_nobody_waits_for_a_lead_that_has_gone_or_lost_a_step() -> None:
     matcher = StepMatcher(members)
-    assert [number for number, _ in matcher.add(synced(0, 0, 1))] == [0]
-    assert list(matcher.add(synced(1, 0, 3))) == []
-    assert [(number, one.rank) for number, one in matcher.add(synced(0, 2, 5))] == [(2, 0), (1, 1)]
-    assert list(matcher.add(synced(1, 3, 7))) == []
+    assert [number for number, _ in matcher.add_step(synced(0, 0, 1))] == [0]
+    assert list(matcher.add_step(synced(1, 0, 3))) == []
+    assert [(number, one.rank) for number, one in matcher.add_step(synced(0, 2, 5))] == [(2, 0), (1, 1)]
+    assert list(matcher.add_step(synced(1, 3, 7))) == []
     assert [number for number, _ in matcher.leave(0)] == [4]
-    assert [number for number, _ in matcher.add(synced(1, 4, 9))] == [5]
+    assert [number for number, _ in matcher.add_step(synced(1, 4, 9))] == [5]
 
 
 @pytest.mark.parametrize("count", [HOLD_STEPS, HOLD_STEPS + 5])
 def test_few_steps_are_held_back(count: int) -> None:
     matcher = StepMatcher(members)
-    list(matcher.add(synced(0, 0, 1)))
-    released = [pair for n in range(1, 1 + count) for pair in matcher.add(synced(1, n, 1 + 2 * n))]
+    list(matcher.add_step(synced(0, 0, 1)))
+    released = [pair for n in range(1, 1 + count) for pair in matcher.add_step(synced(1, n, 1 + 2 * n))]
     assert len(released) == count - HOLD_STEPS
 
 
@@ -128,8 +128,8 @@ def test_short_steps_wait_for_a_lead_that_is_seconds_behind() -> None:
     short = [msgspec.structs.replace(synced(1, n, 2 * n), start_ns=n * 10_000_000) for n in range(5 * HOLD_STEPS)]
     lead = [alone(0, 1), *(synced(0, n + 1, 2 * n) for n in range(1, len(short)))]
     matcher = StepMatcher(members)
-    assert [number for number, _ in matcher.add(synced(0, 0, 0))] == [0]
-    found = [pair for one in (*short, *lead) for pair in matcher.add(one)]
+    assert [number for number, _ in matcher.add_step(synced(0, 0, 0))] == [0]
+    found = [pair for one in (*short, *lead) for pair in matcher.add_step(one)]
     assert {one.step: number for number, one in found if one.rank == 1 and one.step} == {
         n: n + 1 for n in range(1, len(short))
     }
@@ -139,7 +139,7 @@ def test_long_steps_do_not_wait_for_many_more() -> None:
     """On a host without the lead, a run with steps of 3 s showed nothing for more than three minutes."""
     long = [msgspec.structs.replace(synced(1, n, 2 * n), start_ns=n * 3_000_000_000) for n in range(9)]
     matcher = StepMatcher(members)
-    released = [[one.step for _, one in matcher.add(each)] for each in long]
+    released = [[one.step for _, one in matcher.add_step(each)] for each in long]
     assert released == [[], [], [], [], [0, 1, 2, 3, 4], [5], [6], [7], [8]]  # the oldest of five is 12 s old
 
 
@@ -156,10 +156,10 @@ def test_what_comes_after_the_goodbye_of_the_lead_is_still_matched() -> None:
     """Rank 1 skipped a batch in the end, which nobody could know before; rank 2 follows rank 1 from then on."""
     matcher = StepMatcher(members)
     for one in (synced(0, 0, 1), synced(0, 1, 3), alone(0, 2), synced(0, 3, 6)):
-        list(matcher.add(one))
+        list(matcher.add_step(one))
     list(matcher.leave(0))
     steps = [synced(2, 0, 1), synced(1, 0, 1), synced(1, 1, 3), synced(1, 2, 6), synced(1, 3, 8), synced(2, 9, 8)]
-    found = [(one.rank, number) for each in steps for number, one in matcher.add(each)]
+    found = [(one.rank, number) for each in steps for number, one in matcher.add_step(each)]
     assert found == [(2, 0), (1, 0), (1, 1), (1, 3), (1, 4), (2, 4)]
 
 

@@ -22,8 +22,8 @@ def figure(step: int, comm: int | None = 0, exposed: int | None = 0, **phases: i
 def test_the_example_in_the_docs() -> None:
     """docs/metrics.md works it out by hand."""
     builder = MeanBuilder()
-    builder.add(20, {0: figure(100, 30, 10), 1: figure(100, 20, 0)})
-    builder.add(21, {0: figure(120, 50, 30), 1: figure(120, 20, 20)})
+    builder.add_step(20, {0: figure(100, 30, 10), 1: figure(100, 20, 0)})
+    builder.add_step(21, {0: figure(120, 50, 30), 1: figure(120, 20, 20)})
     ranks = builder.ranks()
     total = merged(ranks.values())
     assert (total.step_ns, total.comm_ns, total.exposed_ns, total.overlap) == (110, 30, 15, 0.5)
@@ -50,7 +50,7 @@ def mean_of(*steps: tuple[int, dict[int, StepFigures]]) -> tuple[float | None, i
     """The mean step of the given (number, figures), and how many steps it is over."""
     builder = MeanBuilder()
     for number, figures in steps:
-        builder.add(number, figures)
+        builder.add_step(number, figures)
     return merged(builder.ranks().values()).step_ns, builder.steps
 
 

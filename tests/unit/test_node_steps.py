@@ -26,48 +26,53 @@ def packer_of(ranks: int) -> NodeStepPacker:
     """A packer that knows these ranks, and has sent their steps up to 0."""
     packer = NodeStepPacker(0)
     for rank in range(ranks):
-        packer.take(unwatched(rank, 0))
+        packer.take_step(unwatched(rank, 0))
     packer.rest()
     return packer
 
 
 def test_a_step_goes_up_when_all_ranks_have_sent_it() -> None:
     packer = packer_of(3)
-    assert packer.take(unwatched(2, 1)) == packer.take(unwatched(2, 2)) == packer.take(unwatched(0, 1)) == []
-    assert sent(packer.take(unwatched(1, 1))) == [(1, [0, 1, 2])]
-    assert packer.take(unwatched(0, 2)) == []
-    assert sent(packer.take(unwatched(1, 2))) == [(2, [0, 1, 2])]
+    assert (
+        packer.take_step(unwatched(2, 1))
+        == packer.take_step(unwatched(2, 2))
+        == packer.take_step(unwatched(0, 1))
+        == []
+    )
+    assert sent(packer.take_step(unwatched(1, 1))) == [(1, [0, 1, 2])]
+    assert packer.take_step(unwatched(0, 2)) == []
+    assert sent(packer.take_step(unwatched(1, 2))) == [(2, [0, 1, 2])]
 
 
 def test_a_rank_that_stops_holds_the_others_back_once() -> None:
     packer = packer_of(2)
-    packer.take(unwatched(0, 1))
+    packer.take_step(unwatched(0, 1))
     assert packer.flush(5) == packer.flush(4 + HOLD_NS) == []
     assert sent(packer.flush(5 + HOLD_NS)) == [(1, [0])]
-    assert sent(packer.take(unwatched(0, 2))) == [(2, [0])]
-    assert sent(packer.take(unwatched(1, 1))) == [(1, [1])]  # late, and waited for again
-    assert packer.take(unwatched(0, 3)) == []
-    assert sent(packer.take(unwatched(1, 2))) == [(2, [1])]
-    assert sent(packer.take(unwatched(1, 3))) == [(3, [0, 1])]
+    assert sent(packer.take_step(unwatched(0, 2))) == [(2, [0])]
+    assert sent(packer.take_step(unwatched(1, 1))) == [(1, [1])]  # late, and waited for again
+    assert packer.take_step(unwatched(0, 3)) == []
+    assert sent(packer.take_step(unwatched(1, 2))) == [(2, [1])]
+    assert sent(packer.take_step(unwatched(1, 3))) == [(3, [0, 1])]
 
 
 def test_what_only_waited_for_a_rank_that_ended_goes_up() -> None:
     packer = packer_of(2)
-    packer.take(unwatched(0, 1))
-    packer.take(unwatched(0, 2))
+    packer.take_step(unwatched(0, 1))
+    packer.take_step(unwatched(0, 2))
     assert sent(packer.leave(1)) == [(1, [0]), (2, [0])]
 
 
 def test_a_step_that_a_rank_dropped_goes_up_with_the_next() -> None:
     packer = packer_of(2)
-    packer.take(unwatched(0, 1))
-    packer.take(unwatched(0, 2))
-    assert sent(packer.take(unwatched(1, 2))) == [(1, [0]), (2, [0, 1])]
+    packer.take_step(unwatched(0, 1))
+    packer.take_step(unwatched(0, 2))
+    assert sent(packer.take_step(unwatched(1, 2))) == [(1, [0]), (2, [0, 1])]
 
 
 def test_memory_is_bounded() -> None:
     packer = packer_of(2)
-    found = [message for number in range(1, 3 * HOLD_STEPS) for message in packer.take(unwatched(0, number))]
+    found = [message for number in range(1, 3 * HOLD_STEPS) for message in packer.take_step(unwatched(0, number))]
     assert sent(found) == [(number, [0]) for number in range(1, 2 * HOLD_STEPS)]
 
 
@@ -80,7 +85,7 @@ def test_ranks_that_are_too_large_for_one_message_go_up_in_several(
     packer, random = packer_of(4), Random(1)
     for rank in range(4):
         noise = sorted(random.randrange(10**8) for _ in range(20))
-        found = packer.take(step(rank, 1, late_ms=rank, hook_param=list(range(20)), hook_ns=noise))
+        found = packer.take_step(step(rank, 1, late_ms=rank, hook_param=list(range(20)), hook_ns=noise))
     assert len(found) > 1
     assert [rank for message in found for rank in message.ranks] == list(range(4))
     assert all(len(message.columns) <= 400 or limit == "MAX_INTS" for message in found)
@@ -90,7 +95,7 @@ def test_a_step_that_is_too_large_packed_goes_up_as_it_is(monkeypatch: pytest.Mo
     monkeypatch.setattr("ddpwatch.wire.node_step.MAX_INTS", 10)
     packer = packer_of(2)
     steps = [step(0, 1), step(1, 1)]
-    assert [found for one in steps for found in packer.take(one)] == steps
+    assert [found for one in steps for found in packer.take_step(one)] == steps
 
 
 def test_hook_fires_go_up_of_the_rank_that_launched_last_and_of_all_now_and_then() -> None:
@@ -100,7 +105,7 @@ def test_hook_fires_go_up_of_the_rank_that_launched_last_and_of_all_now_and_then
         message
         for number in (1, 2, WHOLE_STEPS - 1, WHOLE_STEPS, WHOLE_STEPS + 1)
         for rank in range(4)
-        for message in packer.take(step(rank, number, late_ms=9 if rank == 2 else 0))
+        for message in packer.take_step(step(rank, number, late_ms=9 if rank == 2 else 0))
     ]
     hooked = [[one.rank for one in expand(message) if one.hook_ns] for message in found]
     assert hooked == [[0, 1, 2, 3], [2], [2], [0, 1, 2, 3], [2]]
@@ -128,7 +133,7 @@ def test_no_step_is_lost_or_doubled_and_every_rank_keeps_its_order(data: st.Data
             one = unwatched(rank, numbers[rank])
             one.own_ns = serial
             took[rank].append(one)
-            found = packer.take(one)
+            found = packer.take_step(one)
         for message in found:
             for one in expand(message):
                 gave[one.rank].append(one)

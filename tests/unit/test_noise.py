@@ -40,7 +40,7 @@ def test_noise_is_what_it_was_when_it_was_due_whenever_it_is_needed(world, fault
     for number in range(300):
         launches = [int(rng.gauss(0, (1 + number % 7) * MS)) for _ in range(world)]
         launches[-1] += 40 * MS * (number in faulty)
-        found, same = (one.add(number, launches, 100 * MS + number) for one in (always, rarely))
+        found, same = (one.add_step(number, launches, 100 * MS + number) for one in (always, rarely))
         assert [(streak.rank, streak.since) for streak in found] == [(streak.rank, streak.since) for streak in same]
         always.noise.estimate_memory()
         assert always.noise.scale_ns >= 0
@@ -61,7 +61,7 @@ def test_the_median_rank_does_not_make_noise_seem_small(world):
     """Its deviation is 0 in every step: of three ranks, that is a third of all deviations."""
     rng, group = random.Random(world), GroupLateness(tuple(range(world)))
     for number in range(100):
-        group.add(number, [int(rng.gauss(0, MS)) for _ in range(world)], 100 * MS)
+        group.add_step(number, [int(rng.gauss(0, MS)) for _ in range(world)], 100 * MS)
     assert 0.8 * MS < group.noise.scale_ns < 2.0 * MS
 
 
@@ -74,7 +74,7 @@ def test_the_scale_of_noise_that_lasts_is_known_from_what_changes(world, least):
         level, seen = [rng.gauss(0, MS) for _ in range(world)], []
         for number in range(96):
             level = [0.9 * value + rng.gauss(0, MS) * (1 - 0.9**2) ** 0.5 for value in level]
-            group.add(number, list(map(int, level)), 100 * MS)
+            group.add_step(number, list(map(int, level)), 100 * MS)
             seen.append(group.noise.scale_ns)
         smallest.append(min(seen[40:]))
     assert median(smallest) > least * MS
@@ -118,14 +118,14 @@ def test_chance_goes_beyond_the_tail_as_rarely_as_stated(index, most):
     for number in range(20_000):
         excess = 10.0 * rng.paretovariate(index)
         beyond += number >= 16 and excess > tail.end(100.0)
-        tail.add(excess, 100.0)
+        tail.add_excess(excess, 100.0)
     assert beyond <= most
 
 
 def test_a_stall_does_not_hide_the_next_one():
     tail = Tail()
     for number in range(300):
-        tail.add(12_000.0 if number % 100 == 99 else 5.0, 100.0)
+        tail.add_excess(12_000.0 if number % 100 == 99 else 5.0, 100.0)
     assert tail.end(100.0) < 1_000
 
 
@@ -133,7 +133,7 @@ def test_a_stall_does_not_hide_the_next_one():
 def test_a_rolling_median_is_that_of_the_newest(size, values):
     rolling = RollingMedian(size)
     for count, value in enumerate(values, 1):
-        rolling.add(value)
+        rolling.add_value(value)
         assert rolling.median == median(values[max(0, count - size) : count])
     rolling.clear()
     assert len(rolling) == 0

@@ -78,7 +78,7 @@ def test_what_is_added_is_read_across_the_end_of_the_memory(buffer: OutputBuffer
     data = numbered(CAPACITY_BYTES + 5 * BLOCK_BYTES)
     offset = 0
     for place in range(0, len(data), BLOCK_BYTES - 8):
-        buffer.add(data[place : place + BLOCK_BYTES - 8])
+        buffer.add_block(data[place : place + BLOCK_BYTES - 8])
         start, block = buffer.read(offset)
         assert (start, block) == (offset, data[offset : start + len(block)])
         offset = start + len(block)

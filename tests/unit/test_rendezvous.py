@@ -295,7 +295,7 @@ def test_a_rank_that_has_another_run_directory_than_rank_0_finds_its_answer_in_t
         assert second.find() is None
     found(first)
     with monkeypatch.context() as patch:
-        patch.setattr(mailbox, "_take", lambda nonce: "")
+        patch.setattr(mailbox, "_take_answer", lambda nonce: "")
         assert found(second).run_id == found(first).run_id
 
 

@@ -80,7 +80,7 @@ def lateness_of(values: Sequence[float]) -> tuple[GroupLateness, list[tuple[int,
     """Two ranks, of which the second one is late by so many ms in steps of 40 ms; and who was named in which step."""
     group, named = GroupLateness((0, 1)), list[tuple[int, Streak]]()
     for step, value in enumerate(values):
-        named += [(step, streak) for streak in group.add(step, [0, round(value * MS)], 40 * MS)]
+        named += [(step, streak) for streak in group.add_step(step, [0, round(value * MS)], 40 * MS)]
     return group, named
 
 

@@ -14,7 +14,7 @@ def drifts(steps: int, longer: Callable[[int], float], noise: float = 3.0) -> li
     """Those of a run whose steps take 100 µs, and longer by that."""
     rng, run = random.Random(5), RunDrift(DeviceCauses())
     for number in range(steps):
-        run.add(number, round(1000 * (100 + longer(number) + rng.gauss(0, noise))), number)
+        run.add_step(number, round(1000 * (100 + longer(number) + rng.gauss(0, noise))), number)
     return run.incidents()
 
 
@@ -29,7 +29,7 @@ def test_it_lasts_while_steps_get_slower() -> None:
 def test_unwatched_steps_cost_as_much_as_those_around_them() -> None:
     run = RunDrift(DeviceCauses())
     for number in range(0, 2560, 4):
-        run.add(number, round(1000 * (100 + number / 64)), number)
+        run.add_step(number, round(1000 * (100 + number / 64)), number)
     (found,) = run.incidents()
     assert found.cost_ns == pytest.approx(1000 * sum(number / 64 for number in range(2560)), rel=0.05)
 

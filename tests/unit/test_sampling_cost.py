@@ -39,7 +39,7 @@ def measured(
         put_in += extra[kind]
         cpu = 80 + drift + noise.gauss(0, noise_ms) + extra[kind]
         for rank in range(ranks):
-            meter.add(step(number, rank, kind, int(cpu * MS) if known else None))
+            meter.add_step(step(number, rank, kind, int(cpu * MS) if known else None))
     return meter.cost(), (put_in / steps + OWN_MS + SENDER_MS / SENDER_STEPS) / STEP_MS
 
 
@@ -94,7 +94,7 @@ def test_the_full_steps_among_the_newest_are_counted(period: int, of: int) -> No
     """Among more steps where few are full: they would mostly be none of 64."""
     meter = CostMeter()
     for number in range(4096):
-        meter.add(step(number, 0, "ok" if number % period == 0 else "shadow", None))
+        meter.add_step(step(number, 0, "ok" if number % period == 0 else "shadow", None))
         assert meter.newest_full() == (of / period, of) or number < 1024
 
 
@@ -106,7 +106,7 @@ def test_it_stays_known_while_a_viewer_comes_and_goes() -> None:
         attached = 2000 <= number < 4000
         schedule.full.value, schedule.watched.value = (1, 1) if attached else (64, 2)
         kind = "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
-        meter.add(step(number, 0, kind, int((80 + extra[kind]) * MS)))
+        meter.add_step(step(number, 0, kind, int((80 + extra[kind]) * MS)))
         if number < 1000 or number % 10:
             continue
         cost, counted = meter.cost(), meter._levels
@@ -123,7 +123,7 @@ def test_the_start_of_the_sender_thread_is_no_cost_of_a_step() -> None:
         kind = "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
         first = step(number, 0, kind, 80 * MS)
         first.sender_ns = 0 if number else 200 * MS
-        meter.add(first)
+        meter.add_step(first)
     cost = meter.cost()
     assert cost is not None
     assert cost.ratio == pytest.approx(OWN_MS / STEP_MS)
@@ -159,7 +159,7 @@ def test_too_few_pairs_give_no_cost() -> None:
 def test_without_unwatched_steps_it_is_not_known() -> None:
     meter = CostMeter()
     for number in range(400):
-        meter.add(step(number, 0, "shadow" if number % 2 else "ok", 80 * MS))
+        meter.add_step(step(number, 0, "shadow" if number % 2 else "ok", 80 * MS))
     assert meter.cost() is None
 
 
@@ -167,11 +167,11 @@ def test_only_neighbours_are_compared() -> None:
     """Not across a gap, a step without a figure, or one that was aborted."""
     meter = CostMeter()
     for number in range(0, 400, 6):
-        meter.add(step(number, 0, "ok", 90 * MS))
-        meter.add(step(number + 1, 0, "shadow", None))
-        meter.add(step(number + 2, 0, "ok", 90 * MS))
-        meter.add(step(number + 3, 0, "aborted", 80 * MS))
-        meter.add(step(number + 4, 0, "unwatched", 80 * MS))
+        meter.add_step(step(number, 0, "ok", 90 * MS))
+        meter.add_step(step(number + 1, 0, "shadow", None))
+        meter.add_step(step(number + 2, 0, "ok", 90 * MS))
+        meter.add_step(step(number + 3, 0, "aborted", 80 * MS))
+        meter.add_step(step(number + 4, 0, "unwatched", 80 * MS))
     assert not meter.differences
 
 
@@ -184,7 +184,7 @@ def test_what_unwatched_steps_cost_is_that_of_all_of_them() -> None:
             number, 0, "shadow" if number % 32 == 10 else "unwatched", 80 * MS if near or number % 32 == 10 else None
         )
         one.own_ns, one.sender_ns = 64_000 if near else 2000, 0
-        meter.add(one)
+        meter.add_step(one)
     cost = meter.cost()
     assert cost is not None
     assert cost.ratio == pytest.approx((2 * 64_000 + 29 * 2000) / 31 / (STEP_MS * MS))

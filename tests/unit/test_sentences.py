@@ -41,7 +41,7 @@ def test_a_bucket_is_one_of_its_module() -> None:
     """As of a generator and a discriminator: both have a bucket 0."""
     layouts = Layouts(Groups())
     for module, param in enumerate(("generator.0.weight", "discriminator.0.weight")):
-        layouts.apply(Layout(rank=0, epoch=1, module=module, params=[param], buckets=[BucketLayout(0, 4, [0])]))
+        layouts.apply_layout(Layout(rank=0, epoch=1, module=module, params=[param], buckets=[BucketLayout(0, 4, [0])]))
     first, second = (late_rank_sentence(replace(LATE, module=module, bucket=0), layouts) for module in (0, 1))
     assert first.endswith("from bucket 0 (generator.0.weight) on")
     assert second.endswith("from bucket 1:0 (discriminator.0.weight) on")

@@ -80,7 +80,7 @@ def test_a_single_jump_names_nobody() -> None:
     named = [
         streak
         for step, launches in enumerate(zip(*noise, strict=True))
-        for streak in group.add(step, [int(at) for at in launches], 100 * MS)
+        for streak in group.add_step(step, [int(at) for at in launches], 100 * MS)
     ]
     assert named == []
 
@@ -93,6 +93,6 @@ def test_a_rank_that_is_suddenly_a_little_late_where_noise_lasts() -> None:
     noise[1][150:] = [value + 9 * MS for value in noise[1][150:]]
     named = []
     for step, launches in enumerate(zip(*noise, strict=True)):
-        named += [(step, one.rank, one.since) for one in group.add(step, [int(at) for at in launches], 100 * MS)]
+        named += [(step, one.rank, one.since) for one in group.add_step(step, [int(at) for at in launches], 100 * MS)]
     assert [rank for _, rank, _ in named] == [1]
     assert 150 <= named[0][0] < 214

@@ -62,7 +62,7 @@ def found(samples: Samples, steps: int = 300, ranks: int = 4) -> list[Incident]:
     for number in range(steps):
         took = (140 if number in SLOW else 100) * MS
         if number % EVERY == 0:
-            slow.add(number, ranks * took, at)
+            slow.add_step(number, ranks * took, at)
         at += took
         if at - sampled >= SECOND:
             sampled = at

@@ -27,11 +27,11 @@ def after(steps: Iterable[Mapping[int, int]], errors: Iterable[int] = ()) -> lis
         for group, ms in took.items():
             done = [60 * MS, (70 + ms) * MS]
             for rank in PAIRS[group]:
-                across.add(step(rank, number, comm_group=[group, group], comm_done=done))
+                across.add_step(step(rank, number, comm_group=[group, group], comm_done=done))
         if known:
             hosts = {rank: Shift((f"host{rank % 2}", ""), ("host0", ""), 0, known[number]) for rank in across.members}
             across.align(hosts)
-        link.add(across)
+        link.add_step(across)
     return link.incidents()
 
 

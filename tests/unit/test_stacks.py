@@ -54,7 +54,7 @@ def test_the_stacks_are_taken_once_from_the_thread_that_stands_still() -> None:
     with waiting_thread() as thread:
         assert thread.ident is not None
         taker = StackTaker(3, thread.ident)
-        taken = [stack for each in beats(1, 2.9, 3.1, 4, 50) if (stack := taker.take(each)) is not None]
+        taken = [stack for each in beats(1, 2.9, 3.1, 4, 50) if (stack := taker.take_beat(each)) is not None]
     (stack,) = taken
     assert decode(encode(stack)) == stack
     assert (stack.rank, stack.at_ns, stack.since_ns, stack.step) == (3, int(3.1 * S), 0, 4)
@@ -71,12 +71,12 @@ def test_the_stacks_are_taken_once_from_the_thread_that_stands_still() -> None:
 def test_what_may_last_and_long_steps_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "dump", lambda thread: ("stack", 1))
     taker = StackTaker(3, 1)
-    assert not any(map(taker.take, beats(10, 100, activity="validation", activity_since_ns=1)))
+    assert not any(map(taker.take_beat, beats(10, 100, activity="validation", activity_since_ns=1)))
     taker = StackTaker(3, 1)
     for number in range(8):
         taker.add_step(step(3, number, duration_ns=20 * S))
-    assert not any(map(taker.take, beats(10, 39)))
-    assert taker.take(beats(41)[0]) is not None
+    assert not any(map(taker.take_beat, beats(10, 39)))
+    assert taker.take_beat(beats(41)[0]) is not None
 
 
 def test_a_rank_that_often_stands_still_takes_its_stacks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,9 @@ def test_a_rank_that_often_stands_still_takes_its_stacks_now_and_then(monkeypatc
     for half_second in range(400):
         at_ns = half_second * S // 2
         since_ns = half_second // 10 * 5 * S  # five seconds in each step
-        found = taker.take(Beat(rank=0, at_ns=at_ns, since_ns=since_ns, step=half_second // 10 + 1, phase="forward"))
+        found = taker.take_beat(
+            Beat(rank=0, at_ns=at_ns, since_ns=since_ns, step=half_second // 10 + 1, phase="forward")
+        )
         taken += [] if found is None else [found.at_ns]
     assert min(b - a for a, b in itertools.pairwise(taken)) >= REST_NS
     assert len(taken) > 4

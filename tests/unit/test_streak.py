@@ -23,7 +23,7 @@ def test_every_second_step_though_most_watched_ones_are_late_ones():
     """As chance picked them in a real job: 11 of 18 are even."""
     streak = Streak(0, 100 * MS, 584, 584, 40 * MS, expected=11 / 18)
     for number in (584, 586, 588, 591, 592, 594, 597, 598, 600, 603, 605, 607, 608, 611, 612, 615, 616, 618):
-        streak.add(number, 0 if number % 2 else 40 * MS, 5 * MS)
+        streak.add_step(number, 0 if number % 2 else 40 * MS, 5 * MS)
     assert (streak.constant, streak.period) == (False, 2)
 
 
@@ -31,7 +31,7 @@ def test_a_rhythm_that_noise_has_as_well_is_over_soon():
     streak = Streak(0, 100.0, 0, 0, 10.0, rhythm=Rhythm(16, 0, 10.0, 0.0))
     for step_number in range(100 * 16):
         strike = step_number // 16 if step_number % 16 == 0 else None
-        streak.add(step_number, 0 if strike is None else 10 if strike % 2 == 0 or strike < 8 else -10, 1.0)
+        streak.add_step(step_number, 0 if strike is None else 10 if strike % 2 == 0 or strike < 8 else -10, 1.0)
     assert not streak.open
 
 
@@ -44,7 +44,7 @@ def test_what_was_late_before_a_streak_s_end_names_nobody_else():
             if number == 400:
                 late.release(0, 400)
             noise = [rng.gauss(0, 3e6) + 40e6 * (rng.random() < 0.08) for _ in range(2)]
-            assert late.add(number, [int(ns) for ns in noise], 100 * MS) == []
+            assert late.add_step(number, [int(ns) for ns in noise], 100 * MS) == []
 
 
 def test_a_rhythm_costs_as_much_in_steps_that_nobody_watched():
@@ -54,7 +54,7 @@ def test_a_rhythm_costs_as_much_in_steps_that_nobody_watched():
     for number in range(1600):
         watched, struck = number % 7 < 2, number % 4 == 0
         if watched:
-            streak.add(number, 50 * MS * struck, MS)
+            streak.add_step(number, 50 * MS * struck, MS)
         waits = {0: 50 * MS} if watched and struck else {}
         late.add_split(StepSplit(number, 200 * MS, waits=waits, like=None if watched else number // 7 * 7))
     assert late.cost_ns == pytest.approx(400 * 50 * MS, rel=0.1)
@@ -92,7 +92,7 @@ def test_a_trend_is_the_line_of_the_least_squares(values, first):
     """Points that were dropped leave nothing behind."""
     trend, points = Trend(), list(enumerate(values, first))
     for point in [*points, *points[:1]]:
-        trend.add(*point)
+        trend.add_point(*point)
     trend.drop(*points[0])
     slope, middle = linear_regression(*zip(*points, strict=True))
     line = trend.line(points[-1][0])

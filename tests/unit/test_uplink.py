@@ -51,10 +51,10 @@ INTRODUCTIONS = [bytes(BATCH_BYTES), b"introduction"]  # too much for one messag
 
 def test_what_is_not_acknowledged_is_sent_again() -> None:
     queue = UpQueue()
-    queue.add(b"a")
-    queue.add(b"b")
+    queue.add_frame(b"a")
+    queue.add_frame(b"b")
     assert [(batch.seq, batch.frames) for batch in queue.unsent()] == [(1, [b"a", b"b"])]
-    queue.add(b"c")
+    queue.add_frame(b"c")
     assert [(batch.seq, batch.frames) for batch in queue.unsent()] == [(2, [b"c"])]
     assert list(queue.unsent()) == []
     queue.acknowledge(1)
@@ -67,7 +67,7 @@ def test_what_is_not_acknowledged_is_sent_again() -> None:
 def test_a_batch_and_the_window_are_bounded() -> None:
     queue = UpQueue(limit=WINDOW * 4 * BATCH_BYTES)
     for _ in range(WINDOW + 2):
-        queue.add(bytes(BATCH_BYTES // 2 + 1))
+        queue.add_frame(bytes(BATCH_BYTES // 2 + 1))
     assert [len(batch.frames) for batch in queue.unsent()] == [1] * WINDOW
     queue.acknowledge(2)
     assert [batch.seq for batch in queue.unsent()] == [WINDOW + 1, WINDOW + 2]
@@ -75,9 +75,9 @@ def test_a_batch_and_the_window_are_bounded() -> None:
 
 def test_without_room_the_oldest_are_dropped_and_counted_but_nothing_essential() -> None:
     queue = UpQueue(limit=1000)
-    queue.add(b"hello", key="rank 0")
+    queue.add_frame(b"hello", key="rank 0")
     for number in range(30):
-        queue.add(b"%099d" % number)
+        queue.add_frame(b"%099d" % number)
     frames = [frame for batch in queue.unsent() for frame in batch.frames]
     assert frames[0] == b"hello"
     assert frames[1:] == [b"%099d" % number for number in range(queue.lost, 30)]
@@ -88,7 +88,7 @@ def test_without_room_the_oldest_are_dropped_and_counted_but_nothing_essential()
 def test_essential_frames_are_bounded_and_the_newest_of_each_key_stay() -> None:
     queue = UpQueue(limit=1000)
     for number in range(60):
-        queue.add(b"layout %091d" % number, key=("layout", number % 2))
+        queue.add_frame(b"layout %091d" % number, key=("layout", number % 2))
     frames = [frame for batch in queue.unsent() for frame in batch.frames]
     assert sum(map(len, frames)) <= 1000
     assert frames[-2:] == [b"layout %091d" % 58, b"layout %091d" % 59]
@@ -97,10 +97,10 @@ def test_essential_frames_are_bounded_and_the_newest_of_each_key_stay() -> None:
 
 def test_essential_frames_that_differ_get_half_the_room_small_ones_and_then_the_newest_first() -> None:
     queue = UpQueue(limit=1000)
-    queue.add(b"hello", key="hello")
+    queue.add_frame(b"hello", key="hello")
     for number in range(60):
-        queue.add(b"layout %091d" % number, key=number)
-        queue.add(b"%09d" % number)
+        queue.add_frame(b"layout %091d" % number, key=number)
+        queue.add_frame(b"%09d" % number)
     frames = [frame for batch in queue.unsent() for frame in batch.frames]
     assert sum(map(len, frames)) <= 1000
     assert frames[0] == b"hello"
@@ -111,7 +111,7 @@ def test_essential_frames_that_differ_get_half_the_room_small_ones_and_then_the_
 def test_a_dropped_frame_shows_in_the_next_batch() -> None:
     queue = UpQueue(limit=10)
     for _ in range(3):
-        queue.add(bytes(6))
+        queue.add_frame(bytes(6))
         last = [batch.lost for batch in queue.unsent()]
     assert last == [2]
 
@@ -295,7 +295,7 @@ def beat(step: int, rank: int = 2) -> Beat:
 
 
 def send(agent: Uplink, message: Message) -> None:
-    agent.take(message, encode(message))
+    agent.take_frame(message, encode(message))
 
 
 def node_of(pair: Pair) -> AdmittedNode:

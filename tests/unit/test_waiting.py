@@ -17,7 +17,7 @@ from tests.support.synthetic import Fleet
 def across(ranks: list[Step], comparable: bool = True) -> StepAcrossRanks:
     found = StepAcrossRanks(0, comparable)
     for one in ranks:
-        found.add(one)
+        found.add_step(one)
     return found
 
 

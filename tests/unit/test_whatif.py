@@ -92,9 +92,9 @@ def with_several_clocks(job: MadeUpJob, ahead: Mapping[int, int], align: Callabl
     for number, ranks in enumerate(job.played()):
         across = StepAcrossRanks(number, comparable=False)
         for step in ranks:
-            across.add(replace_in(step, start_ns=step.start_ns + ahead.get(step.rank, 0)))
+            across.add_step(replace_in(step, start_ns=step.start_ns + ahead.get(step.rank, 0)))
         align(across)
-        builder.add(across)
+        builder.add_step(across)
     return builder.build()
 
 

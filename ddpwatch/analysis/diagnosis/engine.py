@@ -129,7 +129,7 @@ class Diagnosis:
         self._looked = None
         if across.comparable:
             self._devices.clocks(across.shifts)
-        split = self._ledger.add(across)
+        split = self._ledger.add_step(across)
         self._keep_split(split, across.counted)
         facts = StepFacts(across, split)
         started: list[tuple[_Watch, LateRank]] = []
@@ -146,8 +146,8 @@ class Diagnosis:
                 late.catch_up(self._splits, self._recent)
                 self._late[watch, late.streak.rank] = late
                 self._pauses.absorb(late.streak)
-        self._pauses.add(facts, self._late.values())
-        self._whole.add(facts)
+        self._pauses.add_step(facts, self._late.values())
+        self._whole.add_step(facts)
         self._unsound.step(across)
 
     def _keep_split(self, split: StepSplit, judged: bool) -> None:
@@ -172,7 +172,7 @@ class Diagnosis:
                 launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
             late = self._lateness((group, LATENESS), ranks)
             self._lead(facts.split, ranks, launches, late.streaks)
-            found = late.add(across.step, launches, across.longest_ns, across.skew.error)
+            found = late.add_step(across.step, launches, across.longest_ns, across.skew.error)
             if not facts.split.pauses:
                 yield from self._watch_phases(facts, group, late)
             for streak in found:
@@ -197,7 +197,7 @@ class Diagnosis:
             except KeyError:  # on some rank, it was not seen
                 continue
             watch = group, phase
-            for streak in self._lateness(watch, late.ranks).add(across.step, values, across.longest_ns):
+            for streak in self._lateness(watch, late.ranks).add_step(across.step, values, across.longest_ns):
                 if 2 * late.mean_in(streak) >= streak.typical_ns:
                     yield watch, LateRank(streak, late.ranks)
                 else:

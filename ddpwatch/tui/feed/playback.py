@@ -80,16 +80,16 @@ class PlaybackClock:
     def due(self, elapsed_s: float, limit: int = BATCH) -> list[Frame]:
         """Advances the clock and gives the frames due by now, at most ``limit``; the rest stays due."""
         self.now_ns += int(elapsed_s * self.speed * 1e9)
-        return self._take(self.now_ns, limit)
+        return self._take_frames(self.now_ns, limit)
 
     def until(self, at_ns: int, limit: int = BATCH) -> list[Frame]:
         """The next frames up to that time, due or not. Once none is left, the clock is at that time."""
-        batch = self._take(at_ns, limit)
+        batch = self._take_frames(at_ns, limit)
         if not batch:
             self.now_ns = at_ns
         return batch
 
-    def _take(self, due_ns: int, limit: int) -> list[Frame]:
+    def _take_frames(self, due_ns: int, limit: int) -> list[Frame]:
         batch: list[Frame] = []
         while self._next is not None and len(batch) < limit and self._next[1].received_ns <= due_ns:
             batch.append(self._next)

@@ -126,7 +126,7 @@ class Baseline:
         for group in steps_of(self._noting_hello(frames)):
             if self._stopped.is_set():
                 return
-            self._series.add(group)
+            self._series.add_step(group)
             self._series.keep(BASELINE_STEPS)
             self.steps, self.version = len(self._series.step), self.version + 1
         if not self.steps:
@@ -172,7 +172,7 @@ class LiveSeries:
                 continue
             if budget <= 0:
                 return False
-            self.series.add(step)
+            self.series.add_step(step)
             self.newest, budget = step.step, budget - len(step)
         self.series.keep(LIVE_STEPS)
         return True

@@ -53,7 +53,7 @@ class RunLog:
         self._unusual: set[tuple[int, str]] = set()
         self._unseen: set[int] = set()  # nodes
 
-    def add(self, line: LogLine) -> None:
+    def add_line(self, line: LogLine) -> None:
         """Appends a line."""
         self.count += 1
         self.lines.append(line)
@@ -62,19 +62,19 @@ class RunLog:
         """The newest lines kept, at most that many, oldest first."""
         return list(self.lines)[-count:] if count > 0 else []
 
-    def take(self, message: Message, at_ns: int) -> None:
+    def take_message(self, message: Message, at_ns: int) -> None:
         """Takes a message; most add no line."""
         if isinstance(message, Step):
             if is_odd(message.status):
                 self._step(message, at_ns)
         elif isinstance(message, Mark):
-            self.add(_mark(message, at_ns))
+            self.add_line(_mark(message, at_ns))
         elif isinstance(message, Hello):
-            self.add(LogLine(at_ns, "rank", f"rank {message.rank} attached: {message.host}, pid {message.pid}"))
+            self.add_line(LogLine(at_ns, "rank", f"rank {message.rank} attached: {message.host}, pid {message.pid}"))
         elif isinstance(message, Layout):
             self._layout(message, at_ns)
         elif isinstance(message, Bye):
-            self.add(_bye(message, at_ns))
+            self.add_line(_bye(message, at_ns))
         elif isinstance(message, Node):
             self._node(message, at_ns)
         elif isinstance(message, Status):
@@ -84,8 +84,8 @@ class RunLog:
 
     def log_incidents(self, incidents: Sequence[Incident], at_ns: int) -> None:
         """Adds a line for each incident that has started, and for each that has ended."""
-        for news in self._news.take(incidents, at_ns):
-            self.add(_incident(news, at_ns))
+        for news in self._news.take_incidents(incidents, at_ns):
+            self.add_line(_incident(news, at_ns))
 
     def _step(self, step: Step, at_ns: int) -> None:
         key = (step.step, step.status)
@@ -93,20 +93,22 @@ class RunLog:
             self._unusual = {other for other in self._unusual if other[0] > step.step - 100} | {key}
             what = status_name(step.status)
             severity = "warn" if step.status == "aborted" else "dim"
-            self.add(LogLine(at_ns, "step", f"step {step.step} is {what} (rank {step.rank})", severity, step.step))
+            self.add_line(LogLine(at_ns, "step", f"step {step.step} is {what} (rank {step.rank})", severity, step.step))
 
     def _recording(self, error: str, at_ns: int) -> None:
         """Adds a line for a new error of the recording. The header shows the growing count of lost frames."""
         what = error.partition(";")[0]
         if what and what != self._recording_error:
             self._recording_error = what
-            self.add(LogLine(at_ns, "run", f"recording: {what}", "bad"))
+            self.add_line(LogLine(at_ns, "run", f"recording: {what}", "bad"))
 
     def _restarted(self, restarts: int, at_ns: int) -> None:
         """Adds a line for a collector that died and was started again."""
         if restarts > self._restarts:
             self._restarts = restarts
-            self.add(LogLine(at_ns, "run", f"the collector died and was started again ({restarts} so far)", "warn"))
+            self.add_line(
+                LogLine(at_ns, "run", f"the collector died and was started again ({restarts} so far)", "warn")
+            )
 
     def _node(self, node: Node, at_ns: int) -> None:
         """Adds a line for a host whose agent is gone, and one when it is back."""
@@ -118,13 +120,13 @@ class RunLog:
             text, severity = f"{host} is connected again: {ranks_named(node.ranks)}", "good"
         else:
             text, severity = f"{host} is not connected: {ranks_named(node.ranks)} unseen", "warn"
-        self.add(LogLine(at_ns, "rank", text, severity))
+        self.add_line(LogLine(at_ns, "rank", text, severity))
 
     def _pointer(self, whole: str, at_ns: int) -> None:
         """Adds a line with what to type for the whole run, on a host that shows only its own ranks."""
         if whole != self._whole:
             self._whole = whole
-            self.add(LogLine(at_ns, "run", f"these are the ranks of this host; for all hosts: {whole}"))
+            self.add_line(LogLine(at_ns, "run", f"these are the ranks of this host; for all hosts: {whole}"))
 
     def _layout(self, layout: Layout, at_ns: int) -> None:
         key = (layout.module, layout.epoch)
@@ -132,7 +134,7 @@ class RunLog:
             self._layouts.add(key)
             units = "parameter groups" if layout.kind == "group" else "buckets"
             text = f"{len(layout.buckets)} {units} for {len(layout.params)} parameters (layout {layout.epoch})"
-            self.add(LogLine(at_ns, "layout", text, "dim"))
+            self.add_line(LogLine(at_ns, "layout", text, "dim"))
 
 
 class JobOutput:
@@ -147,7 +149,7 @@ class JobOutput:
         self._lines: deque[LogLine] = deque(maxlen=KEEP_LINES)
         self._unfinished: list[LogLine] = []
 
-    def add(self, lines: Iterable[str], unfinished: str, at_ns: int) -> None:
+    def add_output(self, lines: Iterable[str], unfinished: str, at_ns: int) -> None:
         """Appends complete lines, and replaces the unfinished one."""
         self.version += 1
         self._lines.extend(LogLine(at_ns, "output", line) for line in lines)

@@ -181,7 +181,7 @@ class Predictor:
             builder.apply(message)
         for across in evidence.steps:
             across.unpack()
-            builder.add(across)
+            builder.add_step(across)
         asked = WhatIf(builder.build())
         asked.note_what_is_missing()
         found = []

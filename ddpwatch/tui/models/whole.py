@@ -75,9 +75,9 @@ class WholeRecording:
         for message, envelope in self._frames():
             diagnosis.apply(message, envelope.received_ns)
             for across in assembler.apply(message):
-                self._add(diagnosis, across)
+                self._add_step(diagnosis, across)
             if isinstance(message, Layout):
-                layouts.apply(message)
+                layouts.apply_layout(message)
             if time.monotonic() >= rest_at:
                 progress = (envelope.received_ns - first_ns) / max(last_ns - first_ns, 1)
                 self.result = Diagnosed(progress=round(progress, 2))
@@ -85,10 +85,10 @@ class WholeRecording:
                     return
                 rest_at = time.monotonic() + WORK_S
         for across in assembler.rest():
-            self._add(diagnosis, across)
+            self._add_step(diagnosis, across)
         self.result = Diagnosed(tuple(diagnosis.incidents()), diagnosis.lost(), whole=True)
 
-    def _add(self, diagnosis: Diagnosis, across: StepAcrossRanks) -> None:
+    def _add_step(self, diagnosis: Diagnosis, across: StepAcrossRanks) -> None:
         diagnosis.add_step(across)
         usual = median(self._durations) if self._durations else None
         if is_slow(across, usual) or any(step.status == "aborted" for step in across.ranks.values()):

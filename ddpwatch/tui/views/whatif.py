@@ -58,12 +58,12 @@ class WhatIfView(RunView):
         """See `RunView.body`."""
         if self._state is not self.session.state:
             self.forget()
-        self._take()
+        self._take_answer()
         self._ask()
         model = self._model if self.session.steps else WhatIfModel(failure="no step yet")
         return paint_whatif(model, width, height, self.selected)
 
-    def _take(self) -> None:
+    def _take_answer(self) -> None:
         """Takes the newest answer."""
         predictor = self.predictor
         if predictor.busy or predictor.version == self._version_shown:

@@ -217,7 +217,7 @@ class TestChanges:
         shadows = [shadow(r, n) for n in range(30, 90) for r in (0, 1)]
         made = RunSeries("x")
         for view in state_of([*run(30), *shadows]).steps.values():
-            made.add(view)
+            made.add_step(view)
         assert (len(made.step), len(made.phases["forward"]), len(made.phases["exposed_comm"])) == (89, 89, 29)
         assert set(made.phases["exposed_comm"]) == {10.0}
         assert compare(made, made).verdict == "same"

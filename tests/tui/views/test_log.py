@@ -45,22 +45,22 @@ class TestLog:
             assert f"step {chosen}" in body(app)
 
     async def test_the_job_s_output(self, output_buffer):
-        output_buffer.add(b"loss 3.2\n\x1b[31mloss 3.1\nunfinished")
+        output_buffer.add_block(b"loss 3.2\n\x1b[31mloss 3.1\nunfinished")
         app = app_on(output=output_buffer)
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, run(3))
             await pilot.press("7", "m")
             await until(pilot, lambda: "loss 3.1" in body(app))
             assert "incidents 0   events and incidents 4   the job's output 3" in body(app)
-            output_buffer.add(b" no more\n")
+            output_buffer.add_block(b" no more\n")
             await until(pilot, lambda: "unfinished no more" in body(app))
             await pilot.press("space")
-            output_buffer.add(b"later\n")
+            output_buffer.add_block(b"later\n")
             await until(pilot, lambda: "later" in app.session.output.lines[-1].text)
             assert "later" not in body(app)
 
     async def test_output_is_shown_before_the_run_starts_and_is_kept_then(self, output_buffer):
-        output_buffer.add(b"downloading\n")
+        output_buffer.add_block(b"downloading\n")
         jobs = FakeJobs()
         app = live_app(jobs, job="torchrun train.py", output=output_buffer)
         async with app.run_test(size=(100, 30)) as pilot:
@@ -77,5 +77,5 @@ class TestLog:
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, [*run(3), bye(0), bye(1), bye()])
             await until(pilot, lambda: app.session.over)
-            output_buffer.add(b"saved the model\n")
+            output_buffer.add_block(b"saved the model\n")
             await until(pilot, lambda: app.session.output.lines)

@@ -125,7 +125,7 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketK
     for since, until in exposed:
         skew = find(facts, buckets, since, until)
         if skew is not None and skew.last > since:
-            _add(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
+            _add_ns(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
     return ExposedSplit(waits, size - sum(waits.values()), 0)
 
 
@@ -203,7 +203,7 @@ class Ledger:
             marks = self._marks.setdefault(mark.rank, deque(maxlen=KEEP_MARKS))
             marks.append((phase, mark.start_ns, mark.end_ns))
 
-    def add(self, across: StepAcrossRanks) -> StepSplit:
+    def add_step(self, across: StepAcrossRanks) -> StepSplit:
         """Takes the next step; returns its split."""
         steps = list(across.ranks.values())
         total_ns = sum([step.duration_ns for step in steps])
@@ -257,13 +257,13 @@ class Ledger:
             if exposed and rank in waited:
                 ns, travelled, exposed = waited[rank].split(exposed)
                 if ns:
-                    _add(waits, waited[rank].awaited, ns)
+                    _add_ns(waits, waited[rank].awaited, ns)
                 transferred += travelled
             if exposed:
                 part = split_exposed(facts, exposed, buckets)
                 for last, ns in part.waits.items():
                     held_up = last in waited and waited[last].explains(across.skew.late[last])
-                    _add(waits, waited[last].awaited if held_up else last, ns)
+                    _add_ns(waits, waited[last].awaited if held_up else last, ns)
                 transferred += part.transfer
                 unknown += part.unknown
         spent = summed(rows)
@@ -280,7 +280,7 @@ class Ledger:
             self._long.append((mean, found))
         else:
             self._references.append((mean, found))
-            self._usual.add(mean)
+            self._usual.add_value(mean)
 
     def _split_other(self, steps: Sequence[Step], found: StepSplit) -> None:
         """Of a step that does not count."""
@@ -348,7 +348,7 @@ def _scale(like: StepSplit, found: StepSplit) -> int:
     found.waits.update(waits)
     found.leads = like.leads
     rounding = part - sum(scaled.values()) - sum(waits.values())
-    _add(found.accounts, max(scaled, key=scaled.__getitem__, default=UNWATCHED), rounding)
+    _add_ns(found.accounts, max(scaled, key=scaled.__getitem__, default=UNWATCHED), rounding)
     return found.total - part
 
 
@@ -357,13 +357,13 @@ def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int
     paused = {rank: sum(phases.values()) for rank, phases in found.pauses.items()}
     rank = max(paused, key=paused.__getitem__, default=None)
     if rank is None or 2 * paused[rank] * len(steps) < rest or not rest:
-        _add(found.accounts, UNWATCHED, rest)
+        _add_ns(found.accounts, UNWATCHED, rest)
         return
     duration = next((step.duration_ns for step in steps if step.rank == rank), 0)
     own = min(rest, max(0, int(duration - usual)))  # nothing if it paused before the step
-    _add(found.accounts, _KEYS[max(found.pauses[rank], key=found.pauses[rank].__getitem__)], own)
-    _add(found.waits, rank, rest - own)
+    _add_ns(found.accounts, _KEYS[max(found.pauses[rank], key=found.pauses[rank].__getitem__)], own)
+    _add_ns(found.waits, rank, rest - own)
 
 
-def _add(sums: dict[_Key, int], key: _Key, ns: int) -> None:
+def _add_ns(sums: dict[_Key, int], key: _Key, ns: int) -> None:
     sums[key] = sums.get(key, 0) + ns

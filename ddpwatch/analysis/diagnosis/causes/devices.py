@@ -105,16 +105,18 @@ class DeviceCauses:
         if device.kind == "cpu":
             if device.net_faulty:
                 _remember(self._faulty, host, device.net_faulty)
-            self._hosts.add(host, host, device.at_ns, host_columns(device))
+            self._hosts.add_sample(host, host, device.at_ns, host_columns(device))
             return
         key = (host, device.uuid)
-        self._gpus.add(key, host, device.at_ns, gpu_columns(device, self._ecc_errors.get(key)))
+        self._gpus.add_sample(key, host, device.at_ns, gpu_columns(device, self._ecc_errors.get(key)))
         if device.ecc_errors is not None:
             _remember(self._ecc_errors, key, device.ecc_errors)
 
     def rank_sample(self, sample: RankSample) -> None:
         """Takes a sample of a rank's process."""
-        self._ranks.add(sample.rank, self._host_of.get(sample.rank, _UNKNOWN), sample.at_ns, rank_columns(sample))
+        self._ranks.add_sample(
+            sample.rank, self._host_of.get(sample.rank, _UNKNOWN), sample.at_ns, rank_columns(sample)
+        )
 
     def cause(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """What was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
@@ -248,11 +250,11 @@ class _Level:
     past: dict[Hashable, Series] = field(default_factory=dict)
     host_of: dict[Hashable, Host] = field(default_factory=dict)
 
-    def add(self, key: Hashable, host: Host, at_ns: int, columns: Columns) -> None:
+    def add_sample(self, key: Hashable, host: Host, at_ns: int, columns: Columns) -> None:
         if key not in self.past:
             _remember(self.past, key, Series(len(self.fields)))
         _remember(self.host_of, key, host)
-        self.past[key].add(at_ns, columns)
+        self.past[key].add_sample(at_ns, columns)
 
     def now(self, key: Hashable, window: _Window) -> Row:
         """Means over the time in question."""

@@ -26,15 +26,15 @@ class Series:
     def __init__(self, width: int) -> None:
         self._rows, self._means = _Table(width), _Table(width)
 
-    def add(self, at_ns: int, row: Sequence[float | None]) -> None:
+    def add_sample(self, at_ns: int, row: Sequence[float | None]) -> None:
         """Adds a sample. If time has gone back, it is another clock's, and the past goes."""
         if self._rows.times and at_ns < self._rows.times[-1]:
             self._rows.drop(len(self._rows.times))
             self._means.drop(len(self._means.times))
-        self._rows.add(at_ns, row)
+        self._rows.add_row(at_ns, row)
         if len(self._rows.times) >= FULL_ROWS + MEAN_ROWS:
             means = [_mean(column[:MEAN_ROWS]) for column in self._rows.columns]
-            self._means.add(self._rows.times[MEAN_ROWS - 1], means)
+            self._means.add_row(self._rows.times[MEAN_ROWS - 1], means)
             self._rows.drop(MEAN_ROWS)
             self._means.drop(len(self._means.times) - MOST_MEANS)
 
@@ -58,7 +58,7 @@ class _Table:
         self.times = array("q")
         self.columns = [array("f") for _ in range(width)]
 
-    def add(self, at_ns: int, row: Sequence[float | None]) -> None:
+    def add_row(self, at_ns: int, row: Sequence[float | None]) -> None:
         self.times.append(at_ns)
         for column, value in zip(self.columns, row, strict=True):
             column.append(math.nan if value is None else value)

@@ -96,7 +96,7 @@ class RankLiveness:
     def beat(self, rank: int, beat: Beat, received_ns: int) -> None:
         """A rank's heartbeat came."""
         life = self._life(rank)
-        life.stillness.add(beat)
+        life.stillness.add_beat(beat)
         life.received_ns = received_ns
         self.seen(rank, received_ns)
 

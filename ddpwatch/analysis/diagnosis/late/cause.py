@@ -74,7 +74,7 @@ class LatenessCause:
         self._batches = 1  # in a step, of which hooks fire in the last one
         self._newest: deque[tuple[int, dict[str, float], ModuleBucket | None]] = deque(maxlen=CHANGE_STEPS)
 
-    def add(self, facts: StepFacts, late_ns: int) -> None:
+    def add_step(self, facts: StepFacts, late_ns: int) -> None:
         """Takes a late step."""
         step, excess = facts.across.step, facts.excess(self._rank, self._peers)
         bucket = _first_late_bucket(facts.across, self._rank, late_ns)

@@ -119,7 +119,7 @@ class GroupNoise:
         self._forgotten = StepBits()  # which steps of a rank show more than noise
         self._memory_due = 0  # when that was to be estimated, if it has not been
 
-    def add(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int) -> array[int]:
+    def add_step(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int) -> array[int]:
         """Takes the next step; returns by how much each rank is late in it, beyond the clocks' error."""
         late = measured = array("q", deviations(launches))
         if error_ns:  # what clocks of several hosts leave open is nobody's lateness

@@ -58,7 +58,7 @@ class LateRank:
         """Takes a watched step, to find out why it was late, if it was."""
         late = self.streak.late_in(facts.across.step)
         if late is not None and late <= self.streak.outlier_ns and facts.across.members >= set(self.peers):
-            self.cause.add(facts, late)
+            self.cause.add_step(facts, late)
 
     def add_split(self, split: StepSplit) -> None:
         """Takes the waits of any step."""

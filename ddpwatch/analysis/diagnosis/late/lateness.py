@@ -56,14 +56,14 @@ class GroupLateness:
         self._over: dict[int, int] = {}  # by position, the end of the rank's streak before
         self._changed: list[Streak] = []  # in the newest step, what streaks became
 
-    def add(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int = 0) -> list[Streak]:
+    def add_step(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int = 0) -> list[Streak]:
         """Takes when each rank launched the step's last bucket, within an error, and how long the step was.
 
         Returns:
             The streaks that start to show with this step.
         """
         noise = self.noise
-        late = noise.add(step, launches, step_ns, error_ns)
+        late = noise.add_step(step, launches, step_ns, error_ns)
         look = noise.seen % LOOK_EVERY == 0 or noise.matters(max(late))
         if not look and not self.streaks:
             return []
@@ -84,7 +84,7 @@ class GroupLateness:
         low = self.noise.low_ns
         for rank, streak in list(self.streaks.items()):
             late_ns, before = late[self._positions[rank]], streak.as_late
-            struck = streak.add(step, late_ns, low)
+            struck = streak.add_step(step, late_ns, low)
             if not streak.open:
                 del self.streaks[rank]
                 if not streak.shifted or not self._goes_on(streak):
@@ -298,7 +298,7 @@ class GroupLateness:
             streak.expected = likely_share(sum(late), len(late) - first)
         for row in rows:
             if row.step >= streak.since:
-                streak.add(row.step, row.late[index], low)
+                streak.add_step(row.step, row.late[index], low)
         if streak.count < FEWEST_IN_STREAK:
             return None
         streak.open = True

@@ -112,7 +112,7 @@ class Streak:
         """How late a step has to be, to belong to it."""
         return self.typical_ns / 2 if self.rhythm is not None else max(low, self.typical_ns / 2)
 
-    def add(self, step: int, deviation: int, low: float) -> bool:
+    def add_step(self, step: int, deviation: int, low: float) -> bool:
         """Takes the next watched step; returns whether it was late."""
         if len(self.values) == KEEP_VALUES and self.pending < KEEP_VALUES:
             self.trend.drop(*self.values[0][:2])
@@ -132,7 +132,7 @@ class Streak:
         if late and self._score >= self._best:
             self._best, self.until = self._score, step
             for number, value, _ in islice(reversed(self.values), self.pending):
-                self.trend.add(number, value)
+                self.trend.add_point(number, value)
             self.watched, self.pending = self.watched + self.pending, 0
             self.count, self._late = self.count + self._late, 0
             if self.watched >= SETTLED_STREAK and self.rhythm is None:

@@ -30,7 +30,7 @@ class Trend:
     def __init__(self) -> None:
         self.count = self._x = self._y = self._xx = self._xy = self._yy = 0
 
-    def add(self, x: int, y: int, sign: int = 1) -> None:
+    def add_point(self, x: int, y: int, sign: int = 1) -> None:
         """Takes a point."""
         self.count += sign
         self._x += sign * x
@@ -41,7 +41,7 @@ class Trend:
 
     def drop(self, x: int, y: int) -> None:
         """Forgets a point."""
-        self.add(x, y, -1)
+        self.add_point(x, y, -1)
 
     def line(self, last: int) -> Line:
         """The line of the least squares, up to ``last``."""

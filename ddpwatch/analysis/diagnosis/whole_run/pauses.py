@@ -73,7 +73,7 @@ class _Pause:
     incident: Incident | None = None
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
 
-    def add(self, step: int, excess_ns: int, cost_ns: int) -> None:
+    def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
         self.steps.append(step)
         self.count += 1
         self.longest_ns = max(self.longest_ns, excess_ns)
@@ -83,7 +83,7 @@ class _Pause:
 
     def add_mark(self, step: int, ns: int, cost_ns: int, *, seen: bool) -> None:
         """Takes what a rank's mark says, and what others waited for it."""
-        self.add(step, ns, cost_ns if seen else 0)
+        self.add_step(step, ns, cost_ns if seen else 0)
         if seen:
             self.seen_ns += ns
         else:
@@ -153,7 +153,7 @@ class Pauses:
         self._denied: list[_Pause] = []  # by others on the machine
         self._fresh: deque[_Pause] = deque(maxlen=KEEP_PAUSES)  # stalls of which samples may still come
 
-    def add(self, facts: StepFacts, late: Collection[LateRank]) -> None:
+    def add_step(self, facts: StepFacts, late: Collection[LateRank]) -> None:
         """Takes the next step, and who is late at the moment."""
         longest, self._step = facts.across.longest_ns, facts.across.step
         while self._fresh and facts.split.start_ns > self._fresh[0].span_ns[1] + SAMPLED_NS:
@@ -166,9 +166,9 @@ class Pauses:
             if excess >= max(PAUSE_NS, PAUSE_STEPS * usual):
                 self._add_stall(facts, excess, late, unusual=excess > self._tail.end(usual))
             if not facts.split.pauses:  # these have a known reason
-                self._tail.add(excess, usual)
+                self._tail.add_excess(excess, usual)
         if facts.across.counted or not len(self._durations):
-            self._durations.add(longest)
+            self._durations.add_value(longest)
 
     def absorb(self, streak: Streak) -> None:
         """Forgets a rank's pauses that were the first late steps of an incident: those as late as its other steps."""
@@ -197,7 +197,7 @@ class Pauses:
             paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
             if len(paused) > 1 and len(paused) == len(facts.across):
                 most = max(paused.values())
-                self._recurring((), phase, facts, most).add(step, most, sum(paused.values()))
+                self._recurring((), phase, facts, most).add_step(step, most, sum(paused.values()))
                 continue
             for rank, ns in paused.items():
                 others = len(facts.across) - 1
@@ -215,7 +215,7 @@ class Pauses:
         step = facts.across.step
         cost = _cost(facts, ranks, excess)
         pause = _Pause(ranks, phase, step, ranks_in_run=len(facts.across), unwatched=not facts.across.counted)
-        pause.add(step, excess, cost)
+        pause.add_step(step, excess, cost)
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
         before = self._fresh[-1] if self._fresh else None
         if before is not None and before.ranks == ranks and step - before.steps[-1] <= TOGETHER:

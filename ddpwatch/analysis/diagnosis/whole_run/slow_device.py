@@ -38,9 +38,9 @@ class SlowDevice:
         self._lasting: _Slowdown | None = None
         self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
 
-    def add(self, step: int, ns: int, start_ns: int) -> None:
+    def add_step(self, step: int, ns: int, start_ns: int) -> None:
         """Takes the next step that counts, the rank-time that nobody is to blame for, and when the step started."""
-        block = self._gathered.add(step, ns, start_ns)
+        block = self._gathered.add_step(step, ns, start_ns)
         if block is None:
             return
         lasting = self._lasting

@@ -51,9 +51,9 @@ class _GroupTransfers:
         self._steps: deque[_Transfers] = deque(maxlen=KEEP)
         self._older = RollingMedian(KEEP - NEWEST)  # of all but the newest, at most
 
-    def add(self, transfers: _Transfers) -> None:
+    def add_transfers(self, transfers: _Transfers) -> None:
         if len(self._steps) >= NEWEST:
-            self._older.add(self._steps[-NEWEST].most)
+            self._older.add_value(self._steps[-NEWEST].most)
         self._steps.append(transfers)
         self.seen = transfers.step
 
@@ -107,15 +107,15 @@ class SlowLink:
         self._base_share = 0.0
         self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
 
-    def add(self, across: StepAcrossRanks) -> None:
+    def add_step(self, across: StepAcrossRanks) -> None:
         """Takes a full step."""
         found = _transfers(across)
         for group, transfers in found.items():
-            self._groups.setdefault(group, _GroupTransfers()).add(transfers)
+            self._groups.setdefault(group, _GroupTransfers()).add_transfers(transfers)
         self.since_end += 1
         for group in found:
             if group not in self._slow and self._groups[group].became_slower(across.longest_ns):
-                self._take(group, across)
+                self._add_group(group, across)
         if self._slow and self._end_ns - self._looked_ns >= LOOK_AGAIN_NS:
             self._looked_ns = self._end_ns
             self._cause = self._devices.cause_among(self._among, self._start_ns, self._end_ns)
@@ -127,7 +127,7 @@ class SlowLink:
         for group in [group for group, one in self._groups.items() if across.step - one.seen > GONE]:
             del self._groups[group]
 
-    def _take(self, group: int, across: StepAcrossRanks) -> None:
+    def _add_group(self, group: int, across: StepAcrossRanks) -> None:
         """A group's transfers have become slower."""
         one = self._slow[group] = self._groups[group]
         one.moved = _moved(across, group)
@@ -144,15 +144,15 @@ class SlowLink:
         self._base_share = median(before) if before else 0.0
         for split in steps:
             if since <= split.step < step:
-                self._add(split)
+                self._add_split(split)
 
     def count(self, split: StepSplit) -> None:
         """Takes any step's split."""
         self._recent.append(split)
         if self._since is not None:
-            self._add(split)
+            self._add_split(split)
 
-    def _add(self, split: StepSplit) -> None:
+    def _add_split(self, split: StepSplit) -> None:
         if not self._count:
             self._start_ns = split.start_ns
         self._end_ns = split.end_ns

@@ -32,7 +32,7 @@ class StepBlocks:
         self.size = size
         self._steps: list[StepBlock] = []
 
-    def add(self, step: int, ns: int, start_ns: int) -> StepBlock | None:
+    def add_step(self, step: int, ns: int, start_ns: int) -> StepBlock | None:
         """Takes the next step that counts; returns the block that is full with it."""
         self._steps.append(StepBlock(step, step, ns, start_ns))
         if len(self._steps) < self.size:

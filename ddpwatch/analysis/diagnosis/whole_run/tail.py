@@ -26,11 +26,11 @@ class Tail:
     def __init__(self) -> None:
         self._excess = RollingMedian(KEEP_STEPS)
 
-    def add(self, excess_ns: float, usual_ns: float) -> None:
+    def add_excess(self, excess_ns: float, usual_ns: float) -> None:
         """Takes the next step."""
         longest = next(iter(self._excess.largest(1)), 0.0)
         beyond = excess_ns > longest and excess_ns > self.end(usual_ns)
-        self._excess.add(longest if beyond else max(0.0, excess_ns))
+        self._excess.add_value(longest if beyond else max(0.0, excess_ns))
 
     def end(self, usual_ns: float) -> float:
         """The excess that chance goes beyond once in 1 / `TAIL_ALARMS` steps."""

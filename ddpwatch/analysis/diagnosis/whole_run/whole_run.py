@@ -47,7 +47,7 @@ class _Spell:
     span_ns: int = 0
     unknown_ns: int = 0
 
-    def add(self, split: StepSplit, ns: int) -> None:
+    def add_split(self, split: StepSplit, ns: int) -> None:
         """Counts a step, and what the account has of it."""
         self.count += 1
         self.cost_ns += ns
@@ -79,11 +79,11 @@ class _Share:
     spell: _Spell | None = None
     over: deque[_Spell] = field(default_factory=lambda: deque(maxlen=KEEP_ENDED))
 
-    def add(self, step: int, value: float) -> _Spell | None:
+    def add_value(self, step: int, value: float) -> _Spell | None:
         """Takes a watched step; returns the spell that starts to show with it."""
         self.values.append(value)
         self.steps.append(step)
-        self.middle.add(value)
+        self.middle.add_value(value)
         if len(self.values) < ENOUGH_STEPS:
             return None
         newest = self.middle.median
@@ -118,7 +118,7 @@ class WholeRun:
         self._drift = RunDrift(devices)
         self._device = SlowDevice(devices)
 
-    def add(self, facts: StepFacts) -> None:
+    def add_step(self, facts: StepFacts) -> None:
         """Takes the next step."""
         across, split = facts.across, facts.split
         transfer, waits = split.transfer_ns, _input(split)
@@ -128,24 +128,24 @@ class WholeRun:
                 self._measured = True
                 if transfer > WORTH_A_LOOK * split.total:
                     self._note_buckets(facts)
-                self._link.add(across)
+                self._link.add_step(across)
             if self._measured:
                 self._follow(self._exposed, split, transfer)
             self._follow(self._input, split, _common_input(facts) if waits else 0)
         for share in (self._exposed, self._input):
             if share.spell is not None:
-                share.spell.add(split, share.account(split))
+                share.spell.add_split(split, share.account(split))
         self._link.count(split)
         if across.counted:
             own_ns = split.total - sum(split.waits.values())
-            self._drift.add(split.step, own_ns, split.start_ns)
-            self._device.add(split.step, own_ns, split.start_ns)
+            self._drift.add_step(split.step, own_ns, split.start_ns)
+            self._device.add_step(split.step, own_ns, split.start_ns)
 
     def _follow(self, share: _Share, split: StepSplit, ns: int) -> None:
-        if (spell := share.add(split.step, ns / split.total)) is not None:
+        if (spell := share.add_value(split.step, ns / split.total)) is not None:
             for before in self._splits:
                 if spell.since <= before.step < split.step:
-                    spell.add(before, share.account(before))
+                    spell.add_split(before, share.account(before))
 
     def _note_buckets(self, facts: StepFacts) -> None:
         """Per bucket of a measured step, what is exposed on the rank that waits least: that is its transfer."""

@@ -40,7 +40,7 @@ class IncidentNews:
         self._open: dict[Key, Incident] = {}
         self._absent_ns: dict[Key, int] = {}
 
-    def take(self, incidents: Sequence[Incident], at_ns: int) -> list[News]:
+    def take_incidents(self, incidents: Sequence[Incident], at_ns: int) -> list[News]:
         """What is new. ``at_ns`` is the time of the look."""
         found = {_key(incident): incident for incident in incidents}
         news = [item for key, incident in found.items() for item in self._one(key, incident, found)]
