@@ -24,7 +24,7 @@ from ddpwatch.wire.messages import Beat, Hello, Message, NodeStep, Status, Step,
 from tests.support.synthetic import Fleet
 
 RUN, NODE = "real-agent", "0a9e47"
-AGENT = f"{RUN}.{NODE}"  # as `ddpwatch.probe.guest` calls it
+AGENT = f"{RUN}.{NODE}"  # as `ddpwatch.probe.agent_rendezvous` calls it
 SENDS_PER_S = BEATS_PER_S  # a rank sends what it has together with its heartbeat
 SETTLE_S, ARRIVE_S = 3.0, 3.0  # before the measurement, and after it
 PATIENCE_S = 60.0

@@ -19,9 +19,9 @@ import zmq
 
 from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
-from ddpwatch.collector.hosts import Hosts
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.liveness import Connections, Departure, ProcessLiveness
+from ddpwatch.collector.node_links import NodeLinks
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.errors import DdpwatchError
@@ -94,7 +94,7 @@ class Collector:
         self._devices = DeviceThread(self._context, self._liveness.pids)
         for source in (self._ranks, self._viewers, self._devices.frames):
             self._poller.register(source, zmq.POLLIN)
-        self._hosts = Hosts(
+        self._links = NodeLinks(
             self._context,
             self._poller,
             options.control,
@@ -133,7 +133,7 @@ class Collector:
         self._devices.start()
         try:
             self._open_recording()
-            self._hosts.report(Ready())
+            self._links.report(Ready())
             while not self._is_over():
                 self._turn()
             self._end_run()
@@ -157,7 +157,7 @@ class Collector:
         ready = polled.ready
         if self._ranks in ready:
             self._receive_from_ranks()
-        for node, frame in self._hosts.turn(polled):
+        for node, frame in self._links.turn(polled):
             accepted = self._hub.accept_from_node(frame, node.number, node.ranks, self._clock.now_ns())
             if accepted is not None:
                 self._spread(*accepted)
@@ -175,7 +175,7 @@ class Collector:
         self._send_to_viewers()
         if is_due or self._viewers in ready or self._snapshots.is_sending:
             self._snapshots.serve()
-            self._hosts.grant(self._snapshots.wanted_ppm, is_due)
+            self._links.grant(self._snapshots.wanted_ppm, is_due)
 
     def _tick(self) -> None:
         """What is due twice a second."""
@@ -183,7 +183,7 @@ class Collector:
         self._next_tick = now + TICK_S
         self._take_rests()
         self._publish_status()
-        for state in self._hosts.states(now):
+        for state in self._links.states(now):
             self._publish(state)
         self._renew_claim(now)
 
@@ -224,7 +224,7 @@ class Collector:
         if self._recording_thread is not None:
             self._recording_thread.take_frame(message, envelope)
         if is_local:
-            self._hosts.send_up(message, envelope.frame)
+            self._links.send_up(message, envelope.frame)
         if isinstance(message, Hello):
             self._note_previous(message)
             if is_local:
@@ -254,13 +254,13 @@ class Collector:
             at_ns=time.monotonic_ns(),
             frames=self._hub.frames,
             bytes=self._hub.bytes,
-            refused=dict(self._hub.refused + self._hosts.refused),
+            refused=dict(self._hub.refused + self._links.refused),
             recording=self._options.record,
             recording_bytes=self._recording.nbytes,
             recording_error=self._recording.error,
             restarts=self._options.restarts,
             lease_ppm=self._attention.granted_ppm(time.monotonic_ns()),
-            whole=self._hosts.whole,
+            whole=self._links.whole,
         )
         self._publish(status)
 
@@ -288,7 +288,7 @@ class Collector:
         many are gone as connections are missing, those with the longest silence.
         """
         running = [rank for rank, entry in self._hub.ranks.items() if entry.ended is None]
-        here = [rank for rank in running if not self._hosts.is_elsewhere(rank)]
+        here = [rank for rank in running if not self._links.is_elsewhere(rank)]
         missing = len(here) - len(self._departed) - self._connections.count()
         if missing <= 0:
             return {}
@@ -328,7 +328,7 @@ class Collector:
             return now - self._watched_s > ORPHANED_S or waited_s > NO_RANK_TIMEOUT_S
         complete = known >= self._options.world_size or now - self._last_end > MISSING_RANK_GRACE_S
         ranks = self._hub.ranks.items()
-        return complete and all(entry.ended is not None or self._hosts.is_gone(rank, now) for rank, entry in ranks)
+        return complete and all(entry.ended is not None or self._links.is_gone(rank, now) for rank, entry in ranks)
 
     def _end_run(self) -> None:
         self._receive_from_ranks()
@@ -338,7 +338,7 @@ class Collector:
         self._publish(self._goodbye_of_run())
         self._publish_status()
         self._send_to_viewers()
-        self._hosts.finish(signalled=self._signal is not None)
+        self._links.finish(signalled=self._signal is not None)
         if self._recording_thread is not None:
             self._recording_thread.finish(CLOSE_S if self._signal is None else SIGNALLED_CLOSE_S)
             self._recording, self._recording_thread = self._recording_thread.state, None
@@ -362,13 +362,13 @@ class Collector:
         while self._signal is None and (remaining_s := deadline - time.monotonic()) > 0:
             self._viewers.poll(int(min(remaining_s, RETRY_S) * 1000) + 1)
             self._snapshots.serve()
-            self._hosts.drain()
+            self._links.drain()
 
     def _close(self) -> None:
         os.close(self._claim)
         self._liveness.close()
         self._connections.close()
-        self._hosts.close()
+        self._links.close()
         for source in (self._ranks, self._viewers, self._devices.frames):
             source.close()
         for end in self._wake:

@@ -1,6 +1,6 @@
 """How the ranks of a job find their collector: rank 0 starts it, and answers the other ranks through the job's store.
 
-Ranks on other hosts join a second time, for their host's agent (`ddpwatch.probe.guest`).
+Ranks on other hosts join a second time, for their host's agent (`ddpwatch.probe.agent_rendezvous`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from typing import Any
 import msgspec
 
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.probe.agent_rendezvous import (
+    AgentRendezvous,
+    CollectorAddress,
+    JobUnwatchedError,
+    here_node,
+    is_first_here,
+)
 from ddpwatch.probe.collector_process import CollectorProcess
-from ddpwatch.probe.desk import Asking, Desk
-from ddpwatch.probe.guest import CollectorAddress, Guest, JobUnwatchedError, here_node, is_first_here
 from ddpwatch.probe.identity import attempt
 from ddpwatch.probe.lineage import succeed
-from ddpwatch.probe.mailbox import Connection, Question, StoreGoneError, understood
+from ddpwatch.probe.rendezvous_server import AddressRequest, RendezvousServer
+from ddpwatch.probe.store_requests import PendingRequest, StoreConnection, StoreGoneError, understood
 from ddpwatch.recording.names import reserve
 from ddpwatch.run import rundir
 from ddpwatch.wire.keys import Seal, seal_of
@@ -57,9 +63,9 @@ class Rendezvous:
         self._prefix = f"ddpwatch/{session}"
         self._deadline_s = time.monotonic() + FIND_TIMEOUT_S
         self._collector: CollectorProcess | None = None
-        self._desk: Desk | None = None
-        self._question: Question | None = None
-        self._guest: Guest | None = None
+        self._server: RendezvousServer | None = None
+        self._request: PendingRequest | None = None
+        self._agent: AgentRendezvous | None = None
         self._address: CollectorAddress | None = None
         self._told: CollectorAddress | None = None  # the same, maybe before its collector is up
         self._error: Exception | None = None
@@ -72,9 +78,9 @@ class Rendezvous:
             return
         try:  # `find` reports an error: the other ranks want an answer, too
             if self._store is not None and self._world_size > 1:
-                own = Connection(self._store, own=True)
-                self._desk = Desk(own, self._prefix, Seal(), self._world_size)
-                self._desk = Desk(own, self._prefix, seal_of(), self._world_size)
+                own = StoreConnection(self._store, own=True)
+                self._server = RendezvousServer(own, self._prefix, Seal(), self._world_size)
+                self._server = RendezvousServer(own, self._prefix, seal_of(), self._world_size)
             if not os.environ.get("DDPWATCH_RECORD_DIR"):  # then every rank writes a rank file
                 self._collector = self._start_collector(self._record)
         except Exception as error:
@@ -107,20 +113,20 @@ class Rendezvous:
         Raises:
             DdpwatchError: The collector has died too often.
         """
-        if self._guest is not None:
-            self._guest.tend()
+        if self._agent is not None:
+            self._agent.tend()
         if self._collector is not None and self._address is not None:
             self._collector.is_ready()
         self.answer()
 
     def answer(self) -> None:
         """On rank 0: answers the other ranks, as long as the store is there; those of its host at once."""
-        if self._desk is not None and self._told is not None:
+        if self._server is not None and self._told is not None:
             try:
-                self._desk.serve(self._told, self._collector, early=self._address is None)
+                self._server.serve(self._told, self._collector, early=self._address is None)
             except Exception as error:
                 _log.debug("ddpwatch no longer answers other ranks: %s", error)
-                self._store = self._desk = None
+                self._store = self._server = None
 
     @property
     def is_on_rank_0s_host(self) -> bool:
@@ -130,22 +136,22 @@ class Rendezvous:
     @property
     def is_awaited(self) -> bool:
         """On rank 0: whether other ranks are about to ask, as all do when the job starts."""
-        return self._desk is not None and self._desk.is_awaited
+        return self._server is not None and self._server.is_awaited
 
     def refuse(self) -> bool:
         """On rank 0, which cannot watch: answers just that. Whether other ranks may still ask."""
-        if self._desk is None:
+        if self._server is None:
             return False
-        self._desk.serve(CollectorAddress("", ""), None)
+        self._server.serve(CollectorAddress("", ""), None)
         return time.monotonic() < self._deadline_s
 
     def leave(self) -> None:
         """Releases the store and the collector. Safe to call in a forked child."""
-        self._store = self._desk = self._question = None
-        for started in (self._guest, self._collector):
+        self._store = self._server = self._request = None
+        for started in (self._agent, self._collector):
             if started is not None:
                 started.leave()
-        self._guest = self._collector = None
+        self._agent = self._collector = None
 
     # -- rank 0 ----------------------------------------------------------------------------------------------
 
@@ -171,25 +177,25 @@ class Rendezvous:
     # -- the other ranks -------------------------------------------------------------------------------------
 
     def _found(self) -> CollectorAddress | None:
-        if self._guest is not None:
-            return self._guest.find()
+        if self._agent is not None:
+            return self._agent.find()
         address = self._told = self._told or self._answer()
         if address is None or address.node == "" or os.environ.get("DDPWATCH_RECORD_DIR"):
             return address
         if address.node == here_node():
             return None if self._is_to_come(address) else address
-        self._guest = self._become_guest(address)
+        self._agent = self._join_agent(address)
         return None
 
     def _answer(self) -> CollectorAddress | None:
-        """Rank 0's answer to this rank's own question; None while there is none."""
-        if self._question is None:
+        """Rank 0's answer to this rank's own request; None while there is none."""
+        if self._request is None:
             node = here_node()
-            text = msgspec.json.encode(Asking(self._rank, node)).decode()
+            text = msgspec.json.encode(AddressRequest(self._rank, node)).decode()
             here = node != "" and self._is_on_one_host()
-            self._question = Question(Connection(self._store), self._prefix, seal_of(), text, here)
+            self._request = PendingRequest(StoreConnection(self._store), self._prefix, seal_of(), text, here)
         try:
-            answer = self._question.answer()
+            answer = self._request.answer()
         except StoreGoneError as error:  # the job is over, or about to be
             raise JobUnwatchedError(error.message) from error
         if answer is None:
@@ -215,9 +221,9 @@ class Rendezvous:
         local = os.environ.get("LOCAL_WORLD_SIZE") == str(self._world_size)
         return local or os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1")
 
-    def _become_guest(self, root: CollectorAddress) -> Guest:
+    def _join_agent(self, root: CollectorAddress) -> AgentRendezvous:
         try:
-            return Guest(self._rank, self._world_size, Connection(self._store), seal_of(), root)
+            return AgentRendezvous(self._rank, self._world_size, StoreConnection(self._store), seal_of(), root)
         except DdpwatchError as error:
             if is_first_here():
                 raise

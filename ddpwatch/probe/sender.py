@@ -22,10 +22,10 @@ import zmq
 
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.heartbeat import Heartbeat
-from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
+from ddpwatch.probe.send_queue import SendQueue
 from ddpwatch.probe.stacks import StackTaker
 from ddpwatch.run import rundir
 from ddpwatch.wire import transport
@@ -58,7 +58,7 @@ class Sender(threading.Thread):
 
     Args:
         rank: Put into every frame.
-        outbox: Where the frames' contents come from.
+        queue: Where the frames' contents come from.
         recorder: Read for the heartbeat.
         rendezvous: The way to the collector.
         guard: Takes the errors.
@@ -68,7 +68,7 @@ class Sender(threading.Thread):
     def __init__(
         self,
         rank: int,
-        outbox: Outbox,
+        queue: SendQueue,
         recorder: StepRecorder,
         rendezvous: Rendezvous,
         guard: Guard,
@@ -76,7 +76,7 @@ class Sender(threading.Thread):
     ) -> None:
         super().__init__(name="ddpwatch-sender", daemon=True)
         self._rank = rank
-        self._outbox = outbox
+        self._queue = queue
         self._recorder = recorder
         self._rendezvous = rendezvous
         self._guard = guard
@@ -104,7 +104,7 @@ class Sender(threading.Thread):
     @property
     def dropped(self) -> int:
         """Frames lost since the start, because the collector was slow, dead or never came."""
-        return self._outbox.dropped + self._refused
+        return self._queue.dropped + self._refused
 
     def stop(self, goodbye: Bye, most_s: float = math.inf) -> None:
         """Sends what is left and a goodbye, and waits a little for that, but not for longer than `most_s`."""
@@ -113,7 +113,7 @@ class Sender(threading.Thread):
             until_s = max(self._starting_until_s, time.monotonic() + ANSWER_S)
             self._starting_until_s = min(until_s, time.monotonic() + most_s / 2)
         self._stopping.set()
-        self._outbox.wakes.put(None)
+        self._queue.wakes.put(None)
         starting_s = 0.0 if self._sink is not None else max(0.0, self._starting_until_s - time.monotonic())
         self.join(min(starting_s + STOP_S, most_s))
 
@@ -175,8 +175,8 @@ class Sender(threading.Thread):
         address = self._rendezvous.find()
         if address is None:
             return None
-        if self._outbox.hello is not None:
-            self._name_run(self._outbox.hello, address.run_id)
+        if self._queue.hello is not None:
+            self._name_run(self._queue.hello, address.run_id)
         if rundir.is_published(address.files):  # otherwise its collector has ended, and would not remove the box
             with contextlib.suppress(OSError):  # full memory: then the heartbeat has to do
                 self._recorder.box.open(box := rundir.blackbox(address.files, self._rank))
@@ -192,7 +192,7 @@ class Sender(threading.Thread):
         """The rank file, once the run has a name. No host has a collector then."""
         from ddpwatch.recording.rank_file import RankFile
 
-        hello, address = self._outbox.hello, self._rendezvous.find()
+        hello, address = self._queue.hello, self._rendezvous.find()
         if hello is None or address is None:
             return None
         self._name_run(hello, address.run_id)
@@ -200,9 +200,9 @@ class Sender(threading.Thread):
 
     def _rest_file(self) -> FrameSink | None:
         """For a collector that comes after this rank's end; None while the run is not known."""
-        if self._outbox.hello is None or not self._rendezvous.is_on_rank_0s_host:
+        if self._queue.hello is None or not self._rendezvous.is_on_rank_0s_host:
             return None
-        self._name_run(self._outbox.hello, self._rendezvous.run_id)
+        self._name_run(self._queue.hello, self._rendezvous.run_id)
         return RestFile(rundir.rest(self._rendezvous.run_id, self._rank))
 
     def _name_run(self, hello: Hello, run_id: str) -> None:
@@ -218,8 +218,8 @@ class Sender(threading.Thread):
         if self._connections > max(before, 1):
             self._recorder.lease.open(self._lease)
             self._introduction = deque([*self._groups.values(), *self._layouts.values()])
-            if self._outbox.hello is not None:
-                self._introduction.appendleft(self._outbox.hello)
+            if self._queue.hello is not None:
+                self._introduction.appendleft(self._queue.hello)
         while self._introduction and self._send(self._introduction[0]):
             self._introduction.popleft()
 
@@ -228,10 +228,10 @@ class Sender(threading.Thread):
     def _rest(self) -> bool:
         """Sleeps until there is something to do. Whether that is to stop."""
         rest_s, extra_s = (ASKED_REST_S, 0.0) if self._rendezvous.is_awaited else (REST_S, EXTRA_REST_S)
-        self._outbox.due_s = time.monotonic() + rest_s
+        self._queue.due_s = time.monotonic() + rest_s
         with contextlib.suppress(Empty):
-            self._outbox.wakes.get(timeout=rest_s + extra_s)
-        self._outbox.due_s = math.inf
+            self._queue.wakes.get(timeout=rest_s + extra_s)
+        self._queue.due_s = math.inf
         return self._stopping.is_set()
 
     def _send_settled(self) -> None:
@@ -239,7 +239,7 @@ class Sender(threading.Thread):
         self._rendezvous.tend()
         self._introduce_again()
         self._send_messages()
-        now, records = time.monotonic_ns(), self._outbox.records
+        now, records = time.monotonic_ns(), self._queue.records
         while records and self._may_go(records[0], now):
             self._send_steps(records.popleft())
         self._send_finished(now)
@@ -248,7 +248,7 @@ class Sender(threading.Thread):
         self._send(beat)
         if (stack := self._guard.run("stacks", self._stacks.take_beat, beat)) is not None:
             self._send(stack)
-        self._outbox.sender_cpu_ns = time.thread_time_ns()
+        self._queue.sender_cpu_ns = time.thread_time_ns()
 
     def _send_finished(self, now: int) -> None:
         """Sends what is finished of a stretch: its record leaves when the next step starts, which may never happen.
@@ -256,7 +256,7 @@ class Sender(threading.Thread):
         The training thread only appends to the ends, until it moves the last one to `end` and lets the record go.
         """
         record = self._recorder.current  # read first: if it has gone since, it is among the records
-        if record is None or self._outbox.records or record.steps == 1:
+        if record is None or self._queue.records or record.steps == 1:
             return
         last = record.ends[-1:]
         if last and now - last[0] > SETTLE_NS:
@@ -270,8 +270,8 @@ class Sender(threading.Thread):
     def _send_rest(self) -> None:
         """Sends all that is left, settled or not, and the goodbye."""
         self._send_messages()
-        while self._outbox.records:
-            self._send_steps(self._outbox.records.popleft())
+        while self._queue.records:
+            self._send_steps(self._queue.records.popleft())
         if self._goodbye is not None:
             self._send(self._goodbye)
         self._answer_the_last()
@@ -285,8 +285,8 @@ class Sender(threading.Thread):
             self._rendezvous.answer()
 
     def _send_messages(self) -> None:
-        while self._outbox.messages:
-            message = self._outbox.messages.popleft()
+        while self._queue.messages:
+            message = self._queue.messages.popleft()
             if isinstance(message, Layout):
                 message.rank = self._rank
                 self._layouts[message.module, message.epoch] = message

@@ -26,20 +26,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.probe.activity import ActivityMonitor, Doing
+from ddpwatch.probe.agent_rendezvous import JobUnwatchedError
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.groups import backend_name
 from ddpwatch.probe.guard import CLOSING, Guard, is_the_jobs, reason_of
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.guest import JobUnwatchedError
 from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
-from ddpwatch.probe.outbox import Outbox
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
+from ddpwatch.probe.send_queue import SendQueue
 from ddpwatch.probe.sender import Sender
 from ddpwatch.run.startup import UNWATCHED_MODELS
 from ddpwatch.sampling.schedule import schedule_of
@@ -73,14 +73,14 @@ class ProbeSession:
         self._probes: weakref.WeakSet[DdpProbe | FsdpProbe] = weakref.WeakSet()  # the modules' hooks own them
         self._modules = self._parameters = 0
         self._gpu: torch.device | None = None
-        self.outbox = Outbox()
+        self.queue = SendQueue()
         self.guard = Guard(self._take_failure)
         self._has_warned = False
         self.recorder = StepRecorder(
-            self.outbox.add_step, cpu_clock=self.outbox.job_cpu_ns, on_validation=self._mark_validation
+            self.queue.add_step, cpu_clock=self.queue.job_cpu_ns, on_validation=self._mark_validation
         )
         heartbeat = Heartbeat(self.rank, self.recorder, lambda: list(self._probes), self._doing)
-        self.sender = Sender(self.rank, self.outbox, self.recorder, self._rendezvous, self.guard, heartbeat)
+        self.sender = Sender(self.rank, self.queue, self.recorder, self._rendezvous, self.guard, heartbeat)
         self._gave_up_ns = 0  # when an error of ddpwatch's ended the watching
         self._started = False
         self._ended_by: BaseException | None = None
@@ -101,9 +101,9 @@ class ProbeSession:
             (register_optimizer_step_post_hook, self._optimizer_end),
         ):
             self._undo.append(register(partial(self.guard.run, WATCHING, call)).remove)
-        self._gc_pauses = GcPauses(self.rank, self.outbox.post, self.guard)
+        self._gc_pauses = GcPauses(self.rank, self.queue.post, self.guard)
         self._undo.append(self._gc_pauses.close)
-        self._activity = ActivityMonitor(self.rank, self.outbox.post, self._saved, self._data_wait, self.guard)
+        self._activity = ActivityMonitor(self.rank, self.queue.post, self._saved, self._data_wait, self.guard)
         self._undo.append(self._activity.close)
         forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
         os.register_at_fork(after_in_child=partial(_in_child, forked))
@@ -157,8 +157,8 @@ class ProbeSession:
         return probe
 
     def _context(self) -> ProbeContext:
-        outbox = self.outbox
-        return ProbeContext(self.recorder, self.guard, outbox.post, outbox.wake_if_due, self._modules, self._parameters)
+        queue = self.queue
+        return ProbeContext(self.recorder, self.guard, queue.post, queue.wake_if_due, self._modules, self._parameters)
 
     def _start_with(self, probe: DdpProbe | FsdpProbe, module: torch.nn.Module, backend: str, flags: Flags) -> None:
         """Starts; if that fails, nothing stays of the probe."""
@@ -199,7 +199,7 @@ class ProbeSession:
         if not self._started:
             source = self._timing_source(module, timed)
             self._hello = hello_of(module, backend, flags, source, self.run_id, self.rank, self.world_size)
-            self.outbox.post(self._hello)
+            self.queue.post(self._hello)
             self._rendezvous.start()
             self.sender.start()
             self._started = True
@@ -219,17 +219,17 @@ class ProbeSession:
     def publish_layout(self, name: str, params: list[str], buckets: list[BucketLayout]) -> None:
         """Publishes the bucket layout of a job without DDP modules."""
         self.recorder.epoch += 1
-        self.outbox.post(Layout(rank=0, module_name=name, epoch=self.recorder.epoch, params=params, buckets=buckets))
+        self.queue.post(Layout(rank=0, module_name=name, epoch=self.recorder.epoch, params=params, buckets=buckets))
 
     def mark(self, name: str) -> None:
         """Adds a named moment to this rank's timeline."""
-        self.outbox.post(Mark(rank=self.rank, name=as_text(name, 1024), start_ns=time.monotonic_ns()))
+        self.queue.post(Mark(rank=self.rank, name=as_text(name, 1024), start_ns=time.monotonic_ns()))
 
     def _mark_validation(self, start: int, end: int) -> None:
         self.guard.run("validations", self._post_validation, start, end)
 
     def _post_validation(self, start: int, end: int) -> None:
-        self.outbox.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=start, end_ns=end))
+        self.queue.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=start, end_ns=end))
 
     def _optimizer_begin(self, *_: Any) -> None:
         if self.active:
@@ -338,7 +338,7 @@ class ProbeSession:
             self._gave_up_ns = now
             what, goes_on = "stops watching", "training goes on"
         name, step = as_text(f"ddpwatch {what}: {reason}".splitlines()[0], 500), self.recorder.steps
-        self.outbox.post(Mark(rank=self.rank, name=name, start_ns=now, off=feature, step=step))
+        self.queue.post(Mark(rank=self.rank, name=name, start_ns=now, off=feature, step=step))
         level = logging.DEBUG if self._has_warned or isinstance(error, JobUnwatchedError) else logging.WARNING
         self._has_warned = self._has_warned or level == logging.WARNING
         _log.log(level, "ddpwatch %s, %s: %s", what, goes_on, reason)

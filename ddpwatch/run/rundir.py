@@ -309,7 +309,7 @@ def unfinished_note(note: Path) -> Path:
 
 
 def answer(nonce: str) -> Path:
-    """Path of what rank 0 answers a rank of this host (`ddpwatch.probe.mailbox`), until that has read it."""
+    """Path of what rank 0 answers a rank of this host (`ddpwatch.probe.store_requests`), until that has read it."""
     return _path(nonce, ANSWER)
 
 

@@ -10,9 +10,9 @@ import msgspec
 import zmq
 
 from ddpwatch.collector.protocol import Batch, Open, pack
-from ddpwatch.probe.desk import Asking
-from ddpwatch.probe.guest import CollectorAddress, Join, RootAddress, join_prefix
-from ddpwatch.probe.mailbox import Question, understood
+from ddpwatch.probe.agent_rendezvous import CollectorAddress, Join, RootAddress, join_prefix
+from ddpwatch.probe.rendezvous_server import AddressRequest
+from ddpwatch.probe.store_requests import PendingRequest, understood
 from ddpwatch.run import rundir
 from ddpwatch.wire import transport
 from ddpwatch.wire.keys import KeyPair, Seal, new_key_pair
@@ -46,7 +46,7 @@ class Liar:
     def _lie(self) -> Iterator[None]:
         for number in range(JUNK):
             self._store.set(f"{PREFIX}/question/{self._store.add(f'{PREFIX}/questions', 1)}", f"junk {number}")
-        about = yield from self._answered(PREFIX, Asking(self._rank, FALSE_NODE))
+        about = yield from self._answered(PREFIX, AddressRequest(self._rank, FALSE_NODE))
         address = understood(about, CollectorAddress)
         found = []
         for node in (FALSE_NODE, rundir.node()):
@@ -58,9 +58,9 @@ class Liar:
         (whole := self._said.with_suffix(".new")).write_text(" ".join(found))
         whole.rename(self._said)
 
-    def _answered(self, prefix: str, text: Asking | Join) -> Generator[None, None, str]:
+    def _answered(self, prefix: str, text: AddressRequest | Join) -> Generator[None, None, str]:
         """Rank 0's answer to a question that is none of this rank's."""
-        question = Question(self._store, prefix, Seal(), msgspec.json.encode(text).decode())
+        question = PendingRequest(self._store, prefix, Seal(), msgspec.json.encode(text).decode())
         while (answer := question.answer()) is None:
             yield
         return answer

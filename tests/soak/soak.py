@@ -60,7 +60,7 @@ class Soak:
         self._jobs: dict[str, Job] = {}
         self._threads: list[threading.Thread] = []
         self._watcher = Watcher(self.ledger, lambda: list(self._jobs.values()))
-        self._guest = contextlib.ExitStack()
+        self._attached = contextlib.ExitStack()
 
     def start(self) -> None:
         """Notes the parameters of a job that is not watched, then starts everything."""
@@ -72,8 +72,10 @@ class Soak:
             raise SystemExit(f"the long job is not watched: see {self.long.folder / 'output.log'}")
         self.long.expected = True
         (info,) = self.long.runs()
-        log = self.place.base / "viewers" / "guest.log"
-        self.guest, _ = self._guest.enter_context(started(["attach", info.run_id, "--plain"], log, terminal=False))
+        log = self.place.base / "viewers" / "attached.log"
+        self.attached, _ = self._attached.enter_context(
+            started(["attach", info.run_id, "--plain"], log, terminal=False)
+        )
         self._collector_pid = info.pid
         lanes = [(self._lane, number) for number in range(LANES)]
         for target, number in [*lanes, *((self._visits, number) for number in range(AUDIENCE))]:
@@ -85,7 +87,7 @@ class Soak:
     def look_at_memory(self) -> None:
         """Notes the memory of what stays for the whole time."""
         rank = (self.long.rank_pids() or [0])[0]
-        for name, pid in (("rank 0", rank), ("its collector", self._collector_pid), ("its viewer", self.guest.pid)):
+        for name, pid in (("rank 0", rank), ("its collector", self._collector_pid), ("its viewer", self.attached.pid)):
             self.memory.setdefault(name, []).append(rss_mib(pid))
 
     def finish(self) -> None:
@@ -103,7 +105,7 @@ class Soak:
         self._stop.set()
         self._watcher.stop()
         with contextlib.suppress(Exception):
-            self._guest.close()
+            self._attached.close()
         for job in list(self._jobs.values()):
             job.end()
 
@@ -153,9 +155,9 @@ class Soak:
         (self.long.folder / "stop").touch()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.long.process.wait(PATIENCE_S)
-        left = leaves(self.guest)
-        self._guest.close()
-        self.ledger.check("viewers end when they are asked to", left, self.place.base / "viewers", "the guest stayed")
+        left = leaves(self.attached)
+        self._attached.close()
+        self.ledger.check("viewers end when they are asked to", left, self.place.base / "viewers", "it stayed")
         self.ledger.check("jobs end as they must", self.long.process.poll() == 0, self.long.folder, "the long job")
         gone = await_that(lambda: not self.long.processes())
         self.ledger.check("processes are gone", gone, self.long.folder, "the long job")

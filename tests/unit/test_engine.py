@@ -461,5 +461,5 @@ def test_a_small_lateness_around_a_large_one_does_not_take_its_place(small_ms, g
     diagnosis, group = Diagnosis(), GroupLateness((0, 1))
     group.streaks[1] = late(range(90, 151), small_ms)
     diagnosis._groups[0, "forward"] = group
-    heir = diagnosis._heir(((0, "data"), 1), LateRank(late(range(100, 141), 60), (0, 1)))
-    assert (heir is not None) is goes_on
+    successor = diagnosis._successor(((0, "data"), 1), LateRank(late(range(100, 141), 60), (0, 1)))
+    assert (successor is not None) is goes_on

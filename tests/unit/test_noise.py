@@ -42,11 +42,14 @@ def test_noise_is_what_it_was_when_it_was_due_whenever_it_is_needed(world, fault
         launches[-1] += 40 * MS * (number in faulty)
         found, same = (one.add_step(number, launches, 100 * MS + number) for one in (always, rarely))
         assert [(streak.rank, streak.since) for streak in found] == [(streak.rank, streak.since) for streak in same]
-        always.noise.estimate_memory()
+        always.noise.estimate_correlation()
         assert always.noise.scale_ns >= 0
         if number % 37 == 36:
-            rarely.noise.estimate_memory()
-            assert (always.noise.scale_ns, always.noise.memory) == (rarely.noise.scale_ns, rarely.noise.memory)
+            rarely.noise.estimate_correlation()
+            assert (always.noise.scale_ns, always.noise.correlation_time) == (
+                rarely.noise.scale_ns,
+                rarely.noise.correlation_time,
+            )
 
 
 def test_the_scale_of_noise_is_not_moved_by_faults():
@@ -83,10 +86,10 @@ def test_the_scale_of_noise_that_lasts_is_known_from_what_changes(world, least):
 @pytest.mark.parametrize("correlation", [0.3, 0.6, 0.9])
 def test_how_long_noise_exceeds_a_threshold(correlation):
     """At 0 deviations, the correlation of the signs is 2/pi arc sin r; a high threshold is exceeded more shortly."""
-    memory = (1 + correlation) / (1 - correlation)
+    correlation_time = (1 + correlation) / (1 - correlation)
     signs = 1 + 2 * sum(2 / pi * asin(correlation**lag) for lag in range(1, 200))
-    assert 0.99 * signs < lasting(memory, 0.0) < 1.1 * signs  # of a memory that is rounded up
-    assert memory > lasting(memory, 1.5) > lasting(memory, 4.0) > 1
+    assert 0.99 * signs < lasting(correlation_time, 0.0) < 1.1 * signs  # of one that is rounded up
+    assert correlation_time > lasting(correlation_time, 1.5) > lasting(correlation_time, 4.0) > 1
     assert lasting(1.0, 1.5) == 1
 
 

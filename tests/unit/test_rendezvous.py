@@ -16,8 +16,8 @@ import pytest
 import torch.distributed as dist
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.probe import mailbox
-from ddpwatch.probe.guest import CollectorAddress, JobUnwatchedError
+from ddpwatch.probe import store_requests
+from ddpwatch.probe.agent_rendezvous import CollectorAddress, JobUnwatchedError
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.run import rundir
 
@@ -145,7 +145,7 @@ def test_a_counter_that_somebody_else_has_set_costs_a_bounded_number_of_looks(
     store = dist.HashStore()
     first = rendezvous(0, 2, store)
     store.add("ddpwatch/1/questions", 1 << 40)
-    assert first._desk is not None
+    assert first._server is not None
     looks: list[str] = []
 
     def check(names: list[str]) -> bool:
@@ -153,8 +153,8 @@ def test_a_counter_that_somebody_else_has_set_costs_a_bounded_number_of_looks(
         return False
 
     seen = SimpleNamespace(add=store.add, get=store.get, set=store.set, check=check)
-    monkeypatch.setattr(first._desk._questions, "_store", seen)
-    monkeypatch.setattr(mailbox, "MOST_LOOKS", 10)
+    monkeypatch.setattr(first._server._requests, "_store", seen)
+    monkeypatch.setattr(store_requests, "MOST_LOOKS", 10)
     found(first)
     assert len(looks) == 10
 
@@ -163,8 +163,8 @@ def test_a_run_id_from_the_store_is_checked(spawned: list[list[str]]) -> None:
     store = dist.HashStore()
     first, other = rendezvous(0, 2, store), rendezvous(1, 2, store)
     assert other.find() is None
-    assert first._desk is not None
-    first._desk.serve(CollectorAddress("../../x", "ipc:///x.in"), None)
+    assert first._server is not None
+    first._server.serve(CollectorAddress("../../x", "ipc:///x.in"), None)
     with pytest.raises(DdpwatchError, match="not a run id"):
         other.find()
 
@@ -207,8 +207,8 @@ def test_a_store_that_has_gone_ends_the_answers_only(spawned: list[list[str]], m
     def gone(*_: object) -> bool:
         raise RuntimeError("Connection reset by peer")
 
-    assert first._desk is not None
-    monkeypatch.setattr(first._desk._questions, "_store", SimpleNamespace(check=gone, add=gone))
+    assert first._server is not None
+    monkeypatch.setattr(first._server._requests, "_store", SimpleNamespace(check=gone, add=gone))
     first.tend()
     first.answer()
     assert first.find() is address
@@ -241,7 +241,7 @@ def test_rank_0_answers_while_its_training_thread_waits_for_a_name() -> None:
         waits.set()
         store.get("late")
 
-    own = mailbox.Connection(store, own=True)
+    own = store_requests.StoreConnection(store, own=True)
     assert not own.check(["late"])
     training = threading.Thread(target=wait, daemon=True)
     training.start()
@@ -258,7 +258,9 @@ def test_a_rank_of_rank_0s_host_reads_its_answer_there(
     """Rank 0 may hold the store, and end while a call is under way: then torch prints a stack trace."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     store, asked = dist.HashStore(), []
-    monkeypatch.setattr(mailbox.Connection, "check", lambda self, names: asked.append(names) or store.check(names))
+    monkeypatch.setattr(
+        store_requests.StoreConnection, "check", lambda self, names: asked.append(names) or store.check(names)
+    )
     first, second = rendezvous(0, 2, store), rendezvous(1, 2, store)
     assert second.find() is None
     assert asked == []
@@ -273,7 +275,7 @@ def test_a_rank_that_has_asked_again_leaves_no_answer_behind(
     spawned: list[list[str]], run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(mailbox, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(store_requests, "ASK_AGAIN_S", 0.0)
     store = dist.HashStore()
     first, second = rendezvous(0, 2, store), rendezvous(1, 2, store)
     assert [second.find(), second.find()] == [None, None]
@@ -287,7 +289,7 @@ def test_a_rank_that_has_another_run_directory_than_rank_0_finds_its_answer_in_t
     spawned: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setattr(mailbox, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(store_requests, "ASK_AGAIN_S", 0.0)
     store = dist.HashStore()
     first, second = rendezvous(0, 2, store), rendezvous(1, 2, store)
     with monkeypatch.context() as patch:
@@ -295,27 +297,27 @@ def test_a_rank_that_has_another_run_directory_than_rank_0_finds_its_answer_in_t
         assert second.find() is None
     found(first)
     with monkeypatch.context() as patch:
-        patch.setattr(mailbox, "_take_answer", lambda nonce: "")
+        patch.setattr(store_requests, "_take_answer", lambda nonce: "")
         assert found(second).run_id == found(first).run_id
 
 
 def test_a_store_that_has_gone_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
     held = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
     store = dist.PrefixStore("job", dist.TCPStore("127.0.0.1", held.port, 1, is_master=False, wait_for_workers=False))
-    connections = mailbox.Connection(store), mailbox.Connection(store, own=True)
+    connections = store_requests.StoreConnection(store), store_requests.StoreConnection(store, own=True)
     for connection in connections:
         connection.set("name", "text")
         assert connection.get("name") == b"text"
     del held
     for connection in connections:
-        with pytest.raises(mailbox.StoreGoneError):
+        with pytest.raises(store_requests.StoreGoneError):
             connection.check(["name"])
     assert capfd.readouterr().err == ""
 
 
 def test_a_store_without_connections_is_used_as_it_is() -> None:
     store = dist.HashStore()
-    own = mailbox.Connection(store, own=True)
+    own = store_requests.StoreConnection(store, own=True)
     own.set("name", "text")
     assert (own.add("count", 2), store.get("name"), own.check(["name", "nothing"])) == (2, b"text", False)
 

@@ -14,10 +14,10 @@ import zmq
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe import sender as sender_module
-from ddpwatch.probe.guest import CollectorAddress
-from ddpwatch.probe.outbox import BACKLOG, Outbox
+from ddpwatch.probe.agent_rendezvous import CollectorAddress
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.send_queue import BACKLOG, SendQueue
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
@@ -68,10 +68,10 @@ class FakeRendezvous:
 
 def sender_of(
     rank: int, find: Callable[[], CollectorAddress | None], errors: list[Exception]
-) -> tuple[PatientSender, Outbox, FakeRendezvous]:
-    outbox, rendezvous = Outbox(), FakeRendezvous(find)
-    recorder = StepRecorder(outbox.add_step)
-    return PatientSender(rank, outbox, recorder, rendezvous, noting(errors)), outbox, rendezvous  # type: ignore[arg-type]
+) -> tuple[PatientSender, SendQueue, FakeRendezvous]:
+    queue, rendezvous = SendQueue(), FakeRendezvous(find)
+    recorder = StepRecorder(queue.add_step)
+    return PatientSender(rank, queue, recorder, rendezvous, noting(errors)), queue, rendezvous  # type: ignore[arg-type]
 
 
 def here(endpoint: str) -> CollectorAddress:
@@ -80,8 +80,8 @@ def here(endpoint: str) -> CollectorAddress:
 
 def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_second(tmp_path: Path) -> None:
     errors: list[Exception] = []
-    sender, outbox, rendezvous = sender_of(0, lambda: here(f"ipc://{tmp_path}/nobody"), errors)
-    outbox.post(hello_of(0, 1))
+    sender, queue, rendezvous = sender_of(0, lambda: here(f"ipc://{tmp_path}/nobody"), errors)
+    queue.post(hello_of(0, 1))
     sender.start()
     assert rendezvous.found.wait(60.0)
     sender.stop(BYE)
@@ -99,10 +99,10 @@ def stretch(first: int) -> StepRecord:
 
 
 def test_each_step_of_a_stretch_is_sent_and_lost_as_one(tmp_path: Path) -> None:
-    sender, outbox, _ = sender_of(0, lambda: here(f"ipc://{tmp_path}/collector"), pytest.fail)
-    outbox.post(hello_of(0, 1))
-    outbox.add_step(stretch(0))
-    outbox.add_step(stretch(3))
+    sender, queue, _ = sender_of(0, lambda: here(f"ipc://{tmp_path}/collector"), pytest.fail)
+    queue.post(hello_of(0, 1))
+    queue.add_step(stretch(0))
+    queue.add_step(stretch(3))
     with zmq.Context() as context, bound(context, f"ipc://{tmp_path}/collector") as socket:
         sender.start()
         messages = [received(socket) for _ in range(7)]
@@ -110,8 +110,8 @@ def test_each_step_of_a_stretch_is_sent_and_lost_as_one(tmp_path: Path) -> None:
     sent = [message for message in messages if isinstance(message, Step)]
     assert [(step.step, step.start_ns, step.duration_ns) for step in sent] == [(i, 100 * i, 100) for i in range(6)]
     for number in range(BACKLOG + 1):
-        outbox.add_step(stretch(3 * number))
-    assert outbox.dropped == 3
+        queue.add_step(stretch(3 * number))
+    assert queue.dropped == 3
 
 
 class Frames:
@@ -129,16 +129,16 @@ class Frames:
 
 
 @pytest.fixture
-def idle(tmp_path: Path) -> Iterator[tuple[Sender, Outbox, Frames]]:
+def idle(tmp_path: Path) -> Iterator[tuple[Sender, SendQueue, Frames]]:
     """A sender whose thread does not run."""
-    sender, outbox, _ = sender_of(0, lambda: None, pytest.fail)
+    sender, queue, _ = sender_of(0, lambda: None, pytest.fail)
     sender._sink = frames = Frames()
-    yield sender, outbox, frames
+    yield sender, queue, frames
     sender._context.term()
 
 
 def test_the_finished_steps_of_a_stretch_are_sent_while_the_job_hangs_in_the_next(
-    idle: tuple[Sender, Outbox, Frames],
+    idle: tuple[Sender, SendQueue, Frames],
 ) -> None:
     sender, _, frames = idle
     recorder = sender._recorder
@@ -155,22 +155,22 @@ def test_the_finished_steps_of_a_stretch_are_sent_while_the_job_hangs_in_the_nex
     assert [step.step for step in frames.steps] == [0, 1, 2, 3, 4]
 
 
-def test_they_may_be_all_that_the_stretch_has(idle: tuple[Sender, Outbox, Frames]) -> None:
-    sender, outbox, frames = idle
+def test_they_may_be_all_that_the_stretch_has(idle: tuple[Sender, SendQueue, Frames]) -> None:
+    sender, queue, frames = idle
     recorder = sender._recorder
     recorder.current, recorder.steps = stretch(0), 2
     sender._send_settled()
     recorder.abort()
-    assert [record.steps for record in outbox.records] == [0, 1]
+    assert [record.steps for record in queue.records] == [0, 1]
     sender._send_rest()
     assert [(step.step, step.status) for step in frames.steps] == [(0, "unwatched"), (1, "unwatched"), (2, "aborted")]
 
 
-def test_they_do_not_overtake_the_steps_before(idle: tuple[Sender, Outbox, Frames]) -> None:
-    sender, outbox, frames = idle
+def test_they_do_not_overtake_the_steps_before(idle: tuple[Sender, SendQueue, Frames]) -> None:
+    sender, queue, frames = idle
     before = StepRecord(0, 0)
     before.resolved = False
-    outbox.add_step(before)
+    queue.add_step(before)
     sender._recorder.current = stretch(1)
     sender._send_settled()
     assert not frames.steps
@@ -190,8 +190,8 @@ def test_a_rank_that_ends_before_rank_0_has_answered_waits_a_little(
         asked_late.extend([1] if sender._stopping.is_set() else [])
         return here(endpoint) if asked_late[2:] else None
 
-    sender, outbox, _ = sender_of(1, find, pytest.fail)
-    outbox.post(hello_of(1, 2))
+    sender, queue, _ = sender_of(1, find, pytest.fail)
+    queue.post(hello_of(1, 2))
     with zmq.Context() as context, bound(context, endpoint) as socket:
         sender.start()
         sender.stop(BYE)
@@ -212,8 +212,8 @@ def test_a_file_of_its_own_is_named_by_the_run(tmp_path: Path, monkeypatch: pyte
         asked.append(1)
         return CollectorAddress("train-7", "ipc://somewhere", "another host") if asked[2:] else None
 
-    sender, outbox, _ = sender_of(1, find, errors)
-    outbox.post(hello)
+    sender, queue, _ = sender_of(1, find, errors)
+    queue.post(hello)
     sender.start()
     deadline = time.monotonic() + 60.0
     while len(asked) < 3 and time.monotonic() < deadline:
@@ -234,10 +234,10 @@ def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytes
         raise DdpwatchError("rank 0 has not called watch() within 60 s")
 
     errors: list[Exception] = []
-    sender, outbox, rendezvous = sender_of(1, find, errors)
+    sender, queue, rendezvous = sender_of(1, find, errors)
     hello = hello_of(1, 2)
     hello.run_id = ""
-    outbox.post(hello)
+    queue.post(hello)
     sender.start()
     sender.join(60.0)
     assert [str(error) for error in errors] == ["rank 0 has not called watch() within 60 s"]
@@ -246,28 +246,28 @@ def test_a_run_without_a_name_is_not_recorded(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.fixture
-def connected(tmp_path: Path) -> Iterator[tuple[Sender, Outbox, zmq.Socket[bytes]]]:
-    """A sender that has not started, its outbox, and the collector's end."""
+def connected(tmp_path: Path) -> Iterator[tuple[Sender, SendQueue, zmq.Socket[bytes]]]:
+    """A sender that has not started, its queue, and the collector's end."""
     endpoint = f"ipc://{tmp_path}/collector"
     with zmq.Context() as context, context.socket(zmq.PULL) as collector:
         collector.bind(endpoint)
-        sender, outbox, _ = sender_of(0, lambda: here(endpoint), pytest.fail)
-        yield sender, outbox, collector
+        sender, queue, _ = sender_of(0, lambda: here(endpoint), pytest.fail)
+        yield sender, queue, collector
         sender.stop(BYE)
 
 
 def test_it_works_when_the_training_thread_begins_to_wait(
-    connected: tuple[Sender, Outbox, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+    connected: tuple[Sender, SendQueue, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender_module, "REST_S", 0.0)
     monkeypatch.setattr(sender_module, "EXTRA_REST_S", 3600.0)
-    sender, outbox, collector = connected
+    sender, queue, collector = connected
     sender.start()
     deadline = time.monotonic() + 60.0
-    while outbox.due_s == math.inf and time.monotonic() < deadline:
+    while queue.due_s == math.inf and time.monotonic() < deadline:
         time.sleep(0.01)
-    outbox.post(hello_of(0, 1))
-    outbox.wake_if_due()
+    queue.post(hello_of(0, 1))
+    queue.wake_if_due()
     assert collector.poll(60_000)
     assert isinstance(decode(collector.recv()), Hello)  # and nothing before it, not even a heartbeat
     assert collector.poll(60_000)
@@ -275,7 +275,7 @@ def test_it_works_when_the_training_thread_begins_to_wait(
 
 
 def test_a_training_thread_that_never_waits_is_not_waited_for(
-    connected: tuple[Sender, Outbox, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+    connected: tuple[Sender, SendQueue, zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender_module, "EXTRA_REST_S", 0.01)
     sender, _, collector = connected
@@ -291,10 +291,10 @@ def test_it_introduces_the_rank_again_to_a_collector_that_was_started_again(
     monkeypatch.setattr(sender_module, "REST_S", 0.01)
     monkeypatch.setattr(sender_module, "EXTRA_REST_S", 0.0)
     endpoint = f"ipc://{tmp_path}/collector"
-    sender, outbox, _ = sender_of(0, lambda: here(endpoint), pytest.fail)
-    outbox.post(hello_of(0, 1))
+    sender, queue, _ = sender_of(0, lambda: here(endpoint), pytest.fail)
+    queue.post(hello_of(0, 1))
     for epoch in range(1, 7):
-        outbox.post(Layout(rank=0, epoch=epoch, params=["w"], buckets=[]))
+        queue.post(Layout(rank=0, epoch=epoch, params=["w"], buckets=[]))
     with zmq.Context() as context:
         first = bound(context, endpoint)
         sender.start()
@@ -334,8 +334,8 @@ def test_no_black_box_outlives_the_goodbye(is_up: bool, tmp_path: Path) -> None:
     run_id = f"box-{os.getpid()}"  # boxes of all run directories lie in one place
     claim = rundir.claim(run_id) if is_up else -1
     address = CollectorAddress(run_id, f"ipc://{tmp_path}/collector")
-    sender, outbox, rendezvous = sender_of(0, lambda: address, pytest.fail)
-    outbox.post(hello_of(0, 1))
+    sender, queue, rendezvous = sender_of(0, lambda: address, pytest.fail)
+    queue.post(hello_of(0, 1))
     box = rundir.blackbox(run_id, 0)
     assert box is not None
     sender.start()

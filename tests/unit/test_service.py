@@ -295,7 +295,7 @@ def test_receive_times_never_go_back(collector: Collector) -> None:
 def test_while_late_viewers_have_their_chance_failed_handshakes_are_still_received(collector: Collector) -> None:
     """An event that nobody receives blocks ZeroMQ, and with it the viewers."""
     root = Root(collector._context, Listen(new_key_pair()), RUN, lambda: None)
-    collector._hosts._root = root
+    collector._links._root = root
     monitor = root.sources[2]
     turn_until(collector, root.listen)
     context = transport.Context()

@@ -51,7 +51,7 @@ def test_what_a_script_says_neither_raises_nor_ends_the_watching(session: ProbeS
     session.mark(7)  # type: ignore[arg-type]
     session.mark(os.fsdecode(b"\xff.pt"))
     session.end(FileNotFoundError(os.fsdecode(b"\xff.pt")))
-    names = [decode(encode(mark)).name for mark in session.outbox.messages if isinstance(mark, Mark)]
+    names = [decode(encode(mark)).name for mark in session.queue.messages if isinstance(mark, Mark)]
     assert names == ["7", "?.pt"]
     assert decode(encode(session._goodbye())).detail == "FileNotFoundError: ?.pt"
 
@@ -92,7 +92,7 @@ def test_after_an_error_the_rank_is_no_longer_watched_and_says_so(
     session.guard.failed(KeyError("bucket"))
     beat = heartbeat.beat(6, 0)
     assert (beat.activity, beat.phase, beat.in_flight) == (NO_LONGER_WATCHED, "", [])
-    assert [mark.name for mark in session.outbox.messages if isinstance(mark, Mark)] == [
+    assert [mark.name for mark in session.queue.messages if isinstance(mark, Mark)] == [
         "ddpwatch stops watching: KeyError (bucket)"
     ]
     session._started = True

@@ -16,8 +16,8 @@ import zmq
 from ddpwatch.collector import root as root_module
 from ddpwatch.collector import uplink as uplink_module
 from ddpwatch.collector.attention import Attention
-from ddpwatch.collector.hosts import Hosts, whole_run
 from ddpwatch.collector.hub import Hub
+from ddpwatch.collector.node_links import NodeLinks, whole_run
 from ddpwatch.collector.nodes import AdmittedNode, Nodes
 from ddpwatch.collector.protocol import (
     Batch,
@@ -503,7 +503,7 @@ def test_an_agent_with_a_wrong_address_of_the_root_says_nothing_there(pair: Pair
 def test_what_is_no_address_or_key_leaves_an_agent_with_its_own_viewers(endpoint: str, key: str) -> None:
     mine, its = socket.socketpair()
     context, rank = transport.Context(), ControlSocket(mine)
-    hosts = Hosts(context, zmq.Poller(), control := its.detach(), "run", True, 0, Hub(8), Attention("run", 8, {}))
+    hosts = NodeLinks(context, zmq.Poller(), control := its.detach(), "run", True, 0, Hub(8), Attention("run", 8, {}))
     rank.send(Connect(endpoint, key, new_key_pair(), NODE))
     assert list(hosts.turn(transport.Polled({control}, 0))) == []
     assert rank.receive() == [Unreachable(endpoint)]

@@ -234,11 +234,11 @@ class Diagnosis:
             group = self._groups.get(key[0])
             if late.streak.open and group is not None and group.streaks.get(key[1]) is late.streak:
                 continue
-            if (heir := self._heir(key, late)) is not None:
+            if (successor := self._successor(key, late)) is not None:
                 del self._late[key]
-                heir[1].catch_up(self._splits, ())
-                heir[1].cause = late.cause
-                self._late[heir[0], key[1]] = heir[1]
+                successor[1].catch_up(self._splits, ())
+                successor[1].cause = late.cause
+                self._late[successor[0], key[1]] = successor[1]
                 continue
             self._close(key)
             if key[1] not in started:
@@ -246,7 +246,7 @@ class Diagnosis:
                     if (watch, key[1]) not in self._late:
                         other.release(key[1], late.streak.until)
 
-    def _heir(self, key: tuple[_Watch, int], late: LateRank) -> tuple[_Watch, LateRank] | None:
+    def _successor(self, key: tuple[_Watch, int], late: LateRank) -> tuple[_Watch, LateRank] | None:
         """What now is known better, or another figure shows of the rank, if that began no later and goes on."""
         over, best = late.streak, None
         for watch in (key[0], *self._groups):

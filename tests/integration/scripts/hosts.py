@@ -34,9 +34,9 @@ def enter(pid: str) -> None:
 
 def leave_key(file: Path, session: "ProbeSession | None") -> None:
     """Writes the root's public key to the file once rank 0 has one."""
-    desk = None if session is None else session._rendezvous._desk
-    if desk is not None and desk._keys is not None and not file.exists():
-        (whole := file.with_suffix(".new")).write_text(desk._keys.public)
+    server = None if session is None else session._rendezvous._server
+    if server is not None and server._keys is not None and not file.exists():
+        (whole := file.with_suffix(".new")).write_text(server._keys.public)
         whole.rename(file)
 
 

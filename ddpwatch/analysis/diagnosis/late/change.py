@@ -7,7 +7,7 @@ from itertools import accumulate, islice
 from operator import mul
 from statistics import median
 
-from ddpwatch.analysis.diagnosis.late.noise import memory
+from ddpwatch.analysis.diagnosis.late.noise import correlation_time
 
 CHANGE_EVERY = 4  # late steps, from one look for a change to the next
 CHANGE_STEPS = 128  # newest watched steps, in which it is looked for
@@ -43,7 +43,7 @@ def change(values: Sequence[tuple[int, int, bool]], least_ns: float) -> int | No
     rest = [value - (before if number < at else since) for number, value in enumerate(late)]
     power = sum(map(mul, rest, rest))
     kept = sum(map(mul, rest, islice(rest, 1, None))) / power if power else 0.0
-    error = memory(kept, count) * power / (count - 2)
+    error = correlation_time(kept, count) * power / (count - 2)
     if best <= CHANGE_SURE**2 * error:
         return None
     growth = max(_of_growth(late, first) for first in range(0, count - 2, GROWTH_EVERY))

@@ -18,9 +18,9 @@ from ddpwatch.analysis.diagnosis.late.noise import (
     THRESHOLDS,
     Threshold,
     alarm_counts,
+    correlation_time,
     deviations,
     lasting,
-    memory,
     scale,
 )
 from ddpwatch.analysis.diagnosis.late.streak import RHYTHM_STRUCK, Streak
@@ -29,11 +29,11 @@ POOLED = 128  # newest deviations, over all ranks: what the scale of noise is es
 SETTLE = 64  # newest steps: what the duration of a step is estimated from
 SCALE_EVERY = 8  # steps
 FEWEST = 5  # steps, before anything is judged
-MEMORY_AFTER = 16  # newest steps that do not count for how long noise lasts: a fault may have started in them
-CALM_STEPS = 64  # the same, of half as many steps at most; and steps that show well how long noise lasts
-MEMORY_STEPS = 128
-MEMORY_EVERY = 16  # steps
-ASSUMED_MEMORY = 6.0  # before it is known
+CORRELATION_AFTER = 16  # newest steps that do not count for how long noise lasts: a fault may have started in them
+UNDISTURBED_STEPS = 64  # the same, of half as many steps at most; and steps that show well how long noise lasts
+CORRELATION_STEPS = 128
+CORRELATION_EVERY = 16  # steps
+ASSUMED_CORRELATION_TIME = 6.0  # before it is known
 KEEP_STRUCK = 32
 MOST_COMPARED = 16  # ranks whose noise shows how long it lasts, or what is alike
 MANY_RANKS = 16  # among so many, one more or less does not change a median
@@ -95,8 +95,8 @@ class GroupNoise:
         seen: How many there were: those that are kept do not grow for ever.
         bias: By position, what clocks seem to add; empty without an error.
         exceeded: Who was late by which threshold, ascending.
-        memory: How many steps noise lasts, and
-        calm: Of how many steps that is known; both as of the last `estimate_memory`.
+        correlation_time: How many steps noise lasts, and
+        correlation_rows: Of how many steps that is known; both as of the last `estimate_correlation`.
     """
 
     def __init__(self, ranks: tuple[int, ...], streaks: Mapping[int, Streak]) -> None:
@@ -106,8 +106,8 @@ class GroupNoise:
         self.seen = 0
         self.bias: Sequence[float] = ()
         self.exceeded = {threshold: StepBits() for threshold in THRESHOLDS}
-        self.memory = ASSUMED_MEMORY
-        self.calm = 0
+        self.correlation_time = ASSUMED_CORRELATION_TIME
+        self.correlation_rows = 0
         self._struck: deque[tuple[int, int]] = deque(maxlen=KEEP_STRUCK)  # first and last steps of newest streaks
         self._sized = 0  # when the size of noise and the typical step were estimated last
         self._scale_ns: float | None = None  # once it was needed
@@ -117,7 +117,7 @@ class GroupNoise:
         self._durations: deque[int] = deque(maxlen=SETTLE + SCALE_EVERY)
         self._typical: dict[Threshold, int] = {}  # of many ranks, in how many steps the median one exceeded it
         self._forgotten = StepBits()  # which steps of a rank show more than noise
-        self._memory_due = 0  # when that was to be estimated, if it has not been
+        self._correlation_due = 0  # when that was to be estimated, if it has not been
 
     def add_step(self, step: int, launches: Sequence[int], step_ns: int, error_ns: int) -> array[int]:
         """Takes the next step; returns by how much each rank is late in it, beyond the clocks' error."""
@@ -132,10 +132,10 @@ class GroupNoise:
         seen = self.seen = self.seen + 1
         if seen % SCALE_EVERY == 0 or seen <= 2 * FEWEST:
             self._estimate_size()
-        if seen % MEMORY_EVERY == 0:
-            self._memory_due = seen
-            if self.streaks or self._struck:  # which rows are calm changes with them
-                self.estimate_memory()
+        if seen % CORRELATION_EVERY == 0:
+            self._correlation_due = seen
+            if self.streaks or self._struck:  # which rows are undisturbed changes with them
+                self.estimate_correlation()
         if self.bias:
             self._note_noise(measured)
         return late
@@ -197,17 +197,17 @@ class GroupNoise:
     def scale_ns(self) -> float:
         """The standard deviation of noise."""
         if self._scale_ns is None:
-            self.estimate_memory()
+            self.estimate_correlation()
             ago = self.seen - self._sized
             self._scale_ns = self._scale(ago)
-            if self.calm and self.memory > 1:  # of noise that lasts, these rows show a part
-                self._scale_ns = max(self._scale_ns, self._changes(ago) * (self.memory + 1) ** 0.5 / 2)
+            if self.correlation_rows and self.correlation_time > 1:  # of noise that lasts, these rows show a part
+                self._scale_ns = max(self._scale_ns, self._changes(ago) * (self.correlation_time + 1) ** 0.5 / 2)
         return self._scale_ns
 
     @property
     def kept(self) -> float:
-        """The correlation of successive steps, as of the last `estimate_memory`."""
-        return (self.memory - 1) / (self.memory + 1)
+        """The correlation of successive steps, as of the last `estimate_correlation`."""
+        return (self.correlation_time - 1) / (self.correlation_time + 1)
 
     @property
     def fresh_ns(self) -> float:
@@ -234,8 +234,9 @@ class GroupNoise:
         """For how many successive steps noise exceeds a threshold."""
         if threshold not in LASTING:
             return 1.0
-        self.estimate_memory()
-        return lasting(self.memory, threshold.deviations) if self.calm >= CALM_STEPS else self.memory
+        self.estimate_correlation()
+        is_known = self.correlation_rows >= UNDISTURBED_STEPS
+        return lasting(self.correlation_time, threshold.deviations) if is_known else self.correlation_time
 
     def often_late(self) -> list[int]:
         """The ranks, by position, that may have a rhythm or a shift; of many, those that are late most often."""
@@ -315,25 +316,25 @@ class GroupNoise:
         pairs = pairwise(row.measured[:1] if len(self.ranks) == 2 else row.measured for row in rows)
         return scale([change for one, other in pairs for change in map(sub, one, other)])
 
-    def estimate_memory(self) -> None:
+    def estimate_correlation(self) -> None:
         """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
-        if not self._memory_due:
+        if not self._correlation_due:
             return
-        ago = self.seen - self._memory_due
-        rows = self._calm_rows(ago)
+        ago = self.seen - self._correlation_due
+        rows = self._undisturbed_rows(ago)
         count = sum(row is not None for row in rows)
-        if count >= MEMORY_AFTER:
+        if count >= CORRELATION_AFTER:
             limit = 4 * self._scale(ago)
             ranks = 1 if len(self.ranks) == 2 else min(len(self.ranks), MOST_COMPARED)
             columns = zip(*[_UNKNOWN[:ranks] if row is None else row[:ranks] for row in rows], strict=True)
-            self.memory = memory(median(_kept(column, limit) for column in columns), count)
-            self.calm = count
-        self._memory_due = 0
+            self.correlation_time = correlation_time(median(_kept(column, limit) for column in columns), count)
+            self.correlation_rows = count
+        self._correlation_due = 0
 
-    def _calm_rows(self, ago: int) -> list[array[int] | None]:
+    def _undisturbed_rows(self, ago: int) -> list[array[int] | None]:
         """The rows before those newest then, newest first; None for a step of a streak, which shows more than noise."""
-        newest = max(MEMORY_AFTER, min(CALM_STEPS, (self.seen - ago) // 2))
-        rows = list(islice(reversed(self.rows), ago + newest, ago + newest + MEMORY_STEPS))
+        newest = max(CORRELATION_AFTER, min(UNDISTURBED_STEPS, (self.seen - ago) // 2))
+        rows = list(islice(reversed(self.rows), ago + newest, ago + newest + CORRELATION_STEPS))
         first = rows[-1].step if rows else 0
         struck = [(since, until) for since, until in self._struck if until >= first]
         struck += [(streak.since, _NO_END) for streak in self.streaks.values()]

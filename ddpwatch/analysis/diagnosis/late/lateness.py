@@ -280,13 +280,13 @@ class GroupLateness:
 
     def _open(self, index: int, typical: float, rhythmic: Rhythm | None = None) -> Streak | None:
         """A new streak, from its first late step on; None if that is too few of them."""
-        self.noise.estimate_memory()
+        self.noise.estimate_correlation()
         low = self.noise.low_ns
         rows = [row for row in self.noise.rows if row.step > self._over.get(index, -1)]
         on = rows if rhythmic is None else [row for row in rows if rhythmic.strikes(row.step)]
         on = on[-self._onset(index, typical, on, always=rhythmic is not None) :]
         rank, step_ns = self.ranks[index], self.noise.step_ns
-        noise_ns, named = self.noise.scale_ns * self.noise.memory**0.5, self.noise.rows[-1].step
+        noise_ns, named = self.noise.scale_ns * self.noise.correlation_time**0.5, self.noise.rows[-1].step
         streak = Streak(rank, step_ns, 0, 0, typical, rhythm=rhythmic, noise_ns=noise_ns, named=named)
         limit = streak.limit(low)
         late = [row.late[index] > limit for row in on]

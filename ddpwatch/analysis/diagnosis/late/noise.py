@@ -56,8 +56,8 @@ THRESHOLDS = (  # the larger ones count where noise has outliers: those are smal
 )
 LOW, *RARE = THRESHOLDS
 LASTING = THRESHOLDS[:2]  # those that noise which lasts for several steps can exceed again and again
-MEMORY_NOTICED = 0.25  # correlation of successive steps: less may be chance
-MOST_MEMORY = 20.0
+CORRELATION_NOTICED = 0.25  # correlation of successive steps: less may be chance
+LONGEST_CORRELATION_TIME = 20.0
 FURTHEST_NS = 1 << 61  # 73 years
 CLEAN_WEIGHT = 64  # how many steps of a rank what is assumed of clean ranks counts for
 
@@ -90,35 +90,35 @@ def scale(values: Sequence[int]) -> float:
     return width / 2 / _NORMAL_THIRD * (1 + 8 / count)
 
 
-def memory(kept: float, count: int) -> float:
+def correlation_time(kept: float, count: int) -> float:
     """How many successive steps noise makes alike: 1 if each step is independent of the one before.
 
     Args:
         kept: The correlation of successive steps.
         count: Of how many.
     """
-    if kept <= MEMORY_NOTICED:
+    if kept <= CORRELATION_NOTICED:
         return 1.0
     kept += (1 + 3 * kept) / count + ((1 - kept**2) / count) ** 0.5  # Kendall's bias, and an error
-    return min(MOST_MEMORY, (1 + kept) / (1 - kept)) if kept < 1 else MOST_MEMORY
+    return min(LONGEST_CORRELATION_TIME, (1 + kept) / (1 - kept)) if kept < 1 else LONGEST_CORRELATION_TIME
 
 
-def lasting(memory: float, deviations: float) -> float:
+def lasting(correlation_time: float, deviations: float) -> float:
     """For how many successive steps noise exceeds a threshold alike: the higher that is, the sooner noise is below.
 
     Noise is taken to be a first-order autoregression with normal steps.
 
     Args:
-        memory: How many successive steps it makes alike.
+        correlation_time: How many successive steps it makes alike.
         deviations: The threshold, in standard deviations.
     """
-    return _lasting(ceil(memory * _PER_STEP), deviations)
+    return _lasting(ceil(correlation_time * _PER_STEP), deviations)
 
 
 @lru_cache
-def _lasting(memory: int, deviations: float) -> float:
+def _lasting(correlation_time: int, deviations: float) -> float:
     """One, and twice the correlation of exceeding the threshold in a step and in each one after it."""
-    kept = (memory - _PER_STEP) / (memory + _PER_STEP)
+    kept = (correlation_time - _PER_STEP) / (correlation_time + _PER_STEP)
     tail = NormalDist().cdf(-deviations)
     steps, correlation = 1.0, kept
     while correlation > _UNLIKE:

@@ -41,8 +41,8 @@ def find_shift(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm]
     best: tuple[int, Rhythm] | None = None
     if noise.bias or not (late := noise.often_late()):
         return None
-    noise.estimate_memory()
-    if not noise.calm:
+    noise.estimate_correlation()
+    if not noise.correlation_rows:
         return None
     least = shift_sure(len(noise.ranks), noise.kept > 0)
     for index in late:

@@ -16,7 +16,7 @@ import msgspec
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe.collector_process import LOCAL_ONLY, CollectorProcess
-from ddpwatch.probe.mailbox import Question, StoreGoneError, understood
+from ddpwatch.probe.store_requests import PendingRequest, StoreGoneError, understood
 from ddpwatch.run import rundir
 from ddpwatch.wire.control import Connect, NodeName
 from ddpwatch.wire.keys import Seal, new_key_pair
@@ -71,7 +71,7 @@ def join_prefix(session: str) -> str:
     return f"ddpwatch/{session}"
 
 
-class Guest:
+class AgentRendezvous:
     """One rank's way to its host's agent. For the sender thread.
 
     Args:
@@ -96,7 +96,7 @@ class Guest:
         self._address = CollectorAddress(root.run_id, rundir.endpoints(name)[0], node, root.session, name)
         key = "" if self._agent is None else self._keys.public
         text = msgspec.json.encode(Join(rank, node, key)).decode()
-        self._join: Question | None = Question(store, join_prefix(root.session), seal, text)
+        self._join: PendingRequest | None = PendingRequest(store, join_prefix(root.session), seal, text)
         self._deadline_s = time.monotonic() + JOIN_TIMEOUT_S
 
     def find(self) -> CollectorAddress | None:
@@ -122,7 +122,7 @@ class Guest:
             self._agent.leave()
             self._agent = None
 
-    def _connect(self, join: Question) -> None:
+    def _connect(self, join: PendingRequest) -> None:
         try:
             answer = join.answer()
         except StoreGoneError as error:  # the job is over, or about to be

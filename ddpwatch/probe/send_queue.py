@@ -1,4 +1,4 @@
-"""The outbox: what the training thread leaves for the sender thread, with no lock and without ever waiting."""
+"""The queue: what the training thread leaves for the sender thread, with no lock and without ever waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpwatch.wire.messages import Group, Hello, Layout, Mark, Message
 BACKLOG = 4096
 
 
-class Outbox:
+class SendQueue:
     """Closed steps and other messages on their way to the sender thread.
 
     The training thread calls the methods. It appends, the sender thread takes from the other end.

@@ -1,6 +1,6 @@
-"""Questions and answers through the job's store, which may hold what was there before a restart.
+"""Requests and answers through the job's store, which may hold what was there before a restart.
 
-A rank asks under a nonce of its own and accepts only the answer to that. A counter in the store numbers the questions,
+A rank asks under a nonce of its own and accepts only the answer to that. A counter in the store numbers the requests,
 and rank 0 answers all of them, also those whose ranks have gone.
 
 Only ``check``, ``add``, ``get`` and ``set`` are called, which return at once: a waiting call would hold the store's
@@ -28,7 +28,7 @@ from ddpwatch.run import rundir
 from ddpwatch.run.regular import read_regular
 from ddpwatch.wire.keys import SECRET_FILE, Seal
 
-ASK_AGAIN_S = 5.0  # a question may get lost: its rank counted it, and rank 0 looked before it was there
+ASK_AGAIN_S = 5.0  # a request may get lost: its rank counted it, and rank 0 looked before it was there
 MOST_LOOKS = 4096  # at a time: anybody who reaches the store may have set the counter
 MOST_BYTES = 65536  # of an answer
 Kind = TypeVar("Kind")
@@ -39,7 +39,7 @@ class StoreGoneError(DdpwatchError):
     """The process that holds the job's store has ended."""
 
 
-class Connection:
+class StoreConnection:
     """The job's store, as long as there is somebody to answer.
 
     Once the process that holds it has ended, a call would raise, and torch would print a stack trace of its own before
@@ -105,8 +105,8 @@ def _ends_of(store: Any) -> select.poll | None:
     return poll
 
 
-class Letter(msgspec.Struct):
-    """A question, and the nonce under which its rank looks for the answer."""
+class Request(msgspec.Struct):
+    """What a rank asks, and the nonce under which its rank looks for the answer."""
 
     nonce: str
     text: str
@@ -125,14 +125,14 @@ def understood(answer: str, kind: type[Kind]) -> Kind:
         raise DdpwatchError("the job's store holds something other than rank 0's answer", hint) from error
 
 
-class Question:
-    """A rank's question.
+class PendingRequest:
+    """A rank's request, until it is answered.
 
     Args:
         store: The job's c10d store.
         prefix: Of the names in the store.
         seal: Signs what is put there.
-        text: What is asked.
+        text: What it says.
         here: Whether rank 0 seems to be on this host. Then its answer is a file in the run directory, and the store is
             left alone until it is time to ask again: rank 0 may hold the store, and end at any moment.
     """
@@ -142,7 +142,7 @@ class Question:
         self._store = store
         self._prefix = prefix
         self._seal = seal
-        self._letter = Letter(secrets.token_hex(16), text)
+        self._request = Request(secrets.token_hex(16), text)
         self._ask_again_s = 0.0
 
     def answer(self) -> str | None:
@@ -151,8 +151,8 @@ class Question:
         Raises:
             DdpwatchError: The answer is not signed as it should be.
         """
-        now, name = time.monotonic(), f"{self._prefix}/answer/{self._letter.nonce}"
-        if self._here and (answer := _take_answer(self._letter.nonce)):
+        now, name = time.monotonic(), f"{self._prefix}/answer/{self._request.nonce}"
+        if self._here and (answer := _take_answer(self._request.nonce)):
             return self._seal.opened(name, answer)
         if now >= self._ask_again_s:
             self._here = self._here and not self._ask_again_s  # otherwise it has another run directory, or is late
@@ -162,26 +162,26 @@ class Question:
             return None
         if not self._store.check([name]):
             return None
-        _take_answer(self._letter.nonce)  # where rank 0 takes this host for its own, but was late
+        _take_answer(self._request.nonce)  # where rank 0 takes this host for its own, but was late
         return self._seal.opened(name, self._store.get(name).decode())
 
     def _ask(self, name: str) -> None:
-        self._store.set(name, self._seal.sealed(name, msgspec.json.encode(self._letter).decode()))
+        self._store.set(name, self._seal.sealed(name, msgspec.json.encode(self._request).decode()))
 
 
-class Inbox:
-    """Rank 0's end."""
+class RequestQueue:
+    """The requests as rank 0 reads and answers them."""
 
     def __init__(self, store: Any, prefix: str, seal: Seal) -> None:
         self._store = store
         self._prefix = prefix
         self._seal = seal
         self._level = logging.WARNING  # once is enough
-        self._read = 0  # number of the last question that was looked at
+        self._read = 0  # number of the last request that was looked at
         self._left: set[str] = set()  # nonces of the answers in the run directory
 
-    def new(self) -> Iterator[Letter]:
-        """The questions since the last call. A rank that died when it had just counted its question leaves a gap."""
+    def new_requests(self) -> Iterator[Request]:
+        """The requests since the last call. A rank that died when it had just counted its request leaves a gap."""
         last = self._read + 2 if self._read else self._store.add(f"{self._prefix}/questions", 0)
         number = self._read + 1
         most = number + MOST_LOOKS
@@ -189,22 +189,24 @@ class Inbox:
             name = f"{self._prefix}/question/{number}"
             if self._store.check([name]):
                 self._read, last = number, max(last, number + 2)
-                if (letter := self._letter(name)) is not None:
-                    yield letter
+                if (request := self._request_at(name)) is not None:
+                    yield request
             number += 1
 
-    def reply(self, letter: Letter, text: str, here: bool = False) -> None:
-        """Answers a question; of a rank with this run directory, there as well."""
-        name = f"{self._prefix}/answer/{letter.nonce}"
+    def reply(self, request: Request, text: str, here: bool = False) -> None:
+        """Answers a request; of a rank with this run directory, there as well."""
+        name = f"{self._prefix}/answer/{request.nonce}"
         sealed = self._seal.sealed(name, text)
-        if here and letter.nonce not in self._left:  # a rank that asks again looks into the store, and removes this one
-            self._left.add(letter.nonce)
-            _leave(letter.nonce, sealed)
+        if (
+            here and request.nonce not in self._left
+        ):  # a rank that asks again looks into the store, and removes this one
+            self._left.add(request.nonce)
+            _leave(request.nonce, sealed)
         self._store.set(name, sealed)
 
-    def _letter(self, name: str) -> Letter | None:
+    def _request_at(self, name: str) -> Request | None:
         try:
-            return msgspec.json.decode(self._seal.opened(name, self._store.get(name).decode()), type=Letter)
+            return msgspec.json.decode(self._seal.opened(name, self._store.get(name).decode()), type=Request)
         except (DdpwatchError, ValueError) as error:
             level, self._level = self._level, logging.DEBUG
             _log.log(level, "ddpwatch did not answer a rank: %s", error)

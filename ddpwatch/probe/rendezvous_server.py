@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.probe.agent_rendezvous import CollectorAddress, Join, RootAddress, here_node, join_prefix
 from ddpwatch.probe.collector_process import CollectorProcess
-from ddpwatch.probe.guest import CollectorAddress, Join, RootAddress, here_node, join_prefix
-from ddpwatch.probe.mailbox import Inbox, Letter
+from ddpwatch.probe.store_requests import Request, RequestQueue
 from ddpwatch.wire.control import Admit, Listen
 from ddpwatch.wire.keys import KeyPair, Seal, new_key_pair
 
-LOOK_S = 5.0  # between two looks for questions, once all ranks have asked
+LOOK_S = 5.0  # between two looks for requests, once all ranks have asked
 START_S = 10.0
 _log = logging.getLogger("ddpwatch")
 
 
-class Asking(msgspec.Struct):
-    """What a rank asks with first: who it is, and on which host."""
+class AddressRequest(msgspec.Struct):
+    """A rank's first request: who it is, and on which host."""
 
     rank: int
     node: str = ""
@@ -36,14 +36,14 @@ class _Node:
     ranks: list[int] = field(default_factory=list)
 
 
-class Desk:
-    """Answers both kinds of questions: of all ranks, and of those on other hosts.
+class RendezvousServer:
+    """Answers both kinds of requests: of all ranks, and of those on other hosts.
 
     The first join makes the collector the root: a job on one host has no listener.
 
     Args:
         store: The job's c10d store.
-        prefix: Of the first questions' names in the store.
+        prefix: Of the first requests' names in the store.
         seal: Signs what is put there.
         world_size: How many ranks the job has.
     """
@@ -52,22 +52,22 @@ class Desk:
         self._store = store
         self._seal = seal
         self._world_size = world_size
-        self._questions = Inbox(store, prefix, seal)
-        self._joins: Inbox | None = None
-        self._waiting: list[tuple[Letter, Join]] = []
+        self._requests = RequestQueue(store, prefix, seal)
+        self._joins: RequestQueue | None = None
+        self._waiting: list[tuple[Request, Join]] = []
         self._asked: dict[int, str] = {}
         self._nodes: dict[str, _Node] = {}
         self._node_of: dict[int, str] = {}
         self._keys: KeyPair | None = None
         self._here = here_node()
-        self._later: list[Letter] = []
+        self._later: list[Request] = []
         self._start_s = time.monotonic()
         self._next_look_s = 0.0
 
     def serve(self, address: CollectorAddress, collector: CollectorProcess | None, early: bool = False) -> None:
-        """Answers new questions. Some time after all ranks have asked, it looks less often.
+        """Answers new requests. Some time after all ranks have asked, it looks less often.
 
-        Questions that were left in the store count as well, so not at once.
+        Requests that were left in the store count as well, so not at once.
 
         Args:
             address: What is answered.
@@ -78,17 +78,17 @@ class Desk:
         if now < self._next_look_s:
             return
         answer = msgspec.json.encode(address).decode()
-        letters, self._later = [*self._later, *self._questions.new()], []
-        for letter in letters:
-            if (asking := _decoded(letter, Asking)) is None:
+        requests, self._later = [*self._later, *self._requests.new_requests()], []
+        for request in requests:
+            if (asked := _decoded(request, AddressRequest)) is None:
                 continue
-            if early and asking.node != self._here:
-                self._later.append(letter)
+            if early and asked.node != self._here:
+                self._later.append(request)
             else:
-                self._questions.reply(letter, answer, here=asking.node == self._here != "")
-                self._asked[asking.rank] = asking.node
+                self._requests.reply(request, answer, here=asked.node == self._here != "")
+                self._asked[asked.rank] = asked.node
         if collector is not None and not early and any(node != address.node for node in self._asked.values()):
-            self._admit_hosts(address, collector)
+            self._admit_nodes(address, collector)
         if now > self._start_s + START_S and len(self._asked) >= self._world_size - 1 and not self._waiting:
             self._next_look_s = now + LOOK_S
 
@@ -99,9 +99,11 @@ class Desk:
         joining = any(rank not in self._node_of for rank in self._asked) and self._joins is not None
         return bool(asking or joining) and time.monotonic() < self._start_s + START_S
 
-    def _admit_hosts(self, address: CollectorAddress, collector: CollectorProcess) -> None:
-        self._joins = self._joins or Inbox(self._store, join_prefix(address.session), self._seal)
-        joins = [(letter, join) for letter in self._joins.new() if (join := _decoded(letter, Join)) is not None]
+    def _admit_nodes(self, address: CollectorAddress, collector: CollectorProcess) -> None:
+        self._joins = self._joins or RequestQueue(self._store, join_prefix(address.session), self._seal)
+        joins = [
+            (request, join) for request in self._joins.new_requests() if (join := _decoded(request, Join)) is not None
+        ]
         self._waiting += joins
         if not self._waiting:
             return
@@ -110,8 +112,8 @@ class Desk:
             collector.order(Admit(node, self._nodes[node].key, self._nodes[node].ranks))
         if root is not None:
             answer = msgspec.json.encode(root).decode()
-            for letter, _ in self._waiting:
-                self._joins.reply(letter, answer)
+            for request, _ in self._waiting:
+                self._joins.reply(request, answer)
             self._waiting.clear()
 
     def _admit(self, join: Join, here: str) -> bool:
@@ -142,8 +144,8 @@ class Desk:
         return None if said is None else RootAddress(said.endpoint, self._keys.public, said.error)
 
 
-def _decoded(letter: Letter, kind: type[Any]) -> Any:
+def _decoded(request: Request, kind: type[Any]) -> Any:
     try:
-        return msgspec.json.decode(letter.text, type=kind)
+        return msgspec.json.decode(request.text, type=kind)
     except msgspec.DecodeError:
         return None

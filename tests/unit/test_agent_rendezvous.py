@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.probe import guest
-from ddpwatch.probe.guest import CollectorAddress, JobUnwatchedError
+from ddpwatch.probe import agent_rendezvous
+from ddpwatch.probe.agent_rendezvous import CollectorAddress, JobUnwatchedError
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.run import rundir
 from ddpwatch.wire.control import Admit, Connect, ControlSocket, Listen, Listening, Order, Ready, Report
@@ -180,11 +180,11 @@ def test_a_rank_stays_with_the_node_that_named_it_first(job: Job) -> None:
     root = FakeCollector.started[0]
     session = job.ranks[0]._address
     assert session is not None
-    prefix = guest.join_prefix(session.session)
+    prefix = agent_rendezvous.join_prefix(session.session)
     local, unnamed, beyond = (0, "ffffffffffff"), (2, "no name"), (4, "ffffffffffff")
     for rank, node in ((2, "ffffffffffff"), local, (1, "ffffffffffff"), unnamed, beyond):
         text = json.dumps({"rank": rank, "node": node, "key": "k" * 40})
-        guest.Question(job.store, prefix, guest.Seal(), text).answer()
+        agent_rendezvous.PendingRequest(job.store, prefix, agent_rendezvous.Seal(), text).answer()
     job.turn()
     root.poll()
     assert {order.node: sorted(order.ranks) for order in root.of(Admit)} == {job.node(2): [2, 3]}
@@ -197,13 +197,15 @@ def test_a_root_that_cannot_listen_leaves_local_views_with_one_warning(
     found = two_hosts(job)
     assert None not in found.values()
     assert FakeCollector.started[1].of(Connect) == []
-    assert [record.getMessage() for record in caplog.records] == [f"ddpwatch: no such interface; {guest.LOCAL_ONLY}"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"ddpwatch: no such interface; {agent_rendezvous.LOCAL_ONLY}"
+    ]
 
 
 def test_a_rank_0_that_does_not_answer_leaves_local_views(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guest, "JOIN_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(agent_rendezvous, "JOIN_TIMEOUT_S", -1.0)
     two_hosts(job)
     assert [record.getMessage().startswith("ddpwatch: rank 0 has not answered") for record in caplog.records] == [True]
 
@@ -246,9 +248,9 @@ def test_an_answer_without_the_jobs_secret_is_not_taken(
     monkeypatch.setenv("DDPWATCH_SECRET_FILE", str(tmp_path / "secret"))
     job.add(2, "beta")
     assert job.find(2) is None
-    question = job.ranks[2]._question
-    assert question is not None
-    job.store.set(f"ddpwatch/1/answer/{question._letter.nonce}", '{"run_id": "x", "endpoint": "ipc://x"}')
+    request = job.ranks[2]._request
+    assert request is not None
+    job.store.set(f"ddpwatch/1/answer/{request._request.nonce}", '{"run_id": "x", "endpoint": "ipc://x"}')
     with pytest.raises(DdpwatchError, match="not signed"):
         job.find(2)
 
@@ -258,9 +260,9 @@ def test_what_is_no_answer_of_rank_0s_is_refused_in_one_line(job: Job, lie: str)
     """A store that lies, about the collector and then about the root."""
     job.add(2, "beta")
     assert job.find(2) is None
-    question = job.ranks[2]._question
-    assert question is not None
-    job.store.set(f"ddpwatch/1/answer/{question._letter.nonce}", lie)
+    request = job.ranks[2]._request
+    assert request is not None
+    job.store.set(f"ddpwatch/1/answer/{request._request.nonce}", lie)
     with pytest.raises(DdpwatchError, match="something other than rank 0's answer"):
         job.find(2)
 
@@ -271,11 +273,11 @@ def test_what_is_no_address_of_a_root_is_refused_and_costs_nobody_else(job: Job,
         job.add(rank, "alpha" if rank < 2 else f"beta{rank}")
     for rank in (2, 3, 0, 2):
         job.find(rank)
-    guest_2 = job.ranks[2]._guest
+    guest_2 = job.ranks[2]._agent
     assert guest_2 is not None
     assert guest_2._join is not None
-    prefix = guest.join_prefix(guest_2._address.session)
-    job.store.set(f"{prefix}/answer/{guest_2._join._letter.nonce}", lie)
+    prefix = agent_rendezvous.join_prefix(guest_2._address.session)
+    job.store.set(f"{prefix}/answer/{guest_2._join._request.nonce}", lie)
     with pytest.raises(DdpwatchError, match="something other than rank 0's answer"):
         job.find(2)
     job.ranks.pop(2).leave()

@@ -33,7 +33,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _log = logging.getLogger("ddpwatch.collector")
 
 
-class Hosts:
+class NodeLinks:
     """The collector's ways to other hosts, and to the rank that started it. Only `finish` waits.
 
     Args:
