@@ -26,7 +26,7 @@ class TestLateRanks:
         world = 200
         across = StepAcrossRanks(3)
         for rank in range(world):
-            across.add(frames.step(rank, 3, late_ms=40 if rank == 7 else 0))
+            across.add_step(frames.step(rank, 3, late_ms=40 if rank == 7 else 0))
         across.pack()
         read = []
         decode = across_ranks.decode
