@@ -545,7 +545,7 @@ def _no_baseline(baseline: Path | None) -> None:
 
 
 def _is_plain(plain: bool) -> bool:
-    """Whether lines are printed. Keys come from stdin, and textual draws on stderr, wherever that leads."""
+    """Returns whether lines are printed. Keys come from stdin, and textual draws on stderr, wherever that leads."""
     if plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
     if is_redirected := not sys.stderr.isatty():
@@ -554,7 +554,7 @@ def _is_plain(plain: bool) -> bool:
 
 
 def _resolve(name: str | None) -> tuple[RunInfo | None, str | None]:
-    """The run or the endpoint that a RUN argument names; both None for the newest run."""
+    """Returns the run or the endpoint that a RUN argument names; both None for the newest run."""
     from ddpwatch.run import rundir
     from ddpwatch.viewer.over_ssh.address import SCHEME
     from ddpwatch.wire import transport

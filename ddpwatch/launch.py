@@ -92,7 +92,7 @@ class Launch:
         return [info for info in rundir.live_runs() if info.run_id.startswith(self.name) or info.launched == self.name]
 
     def recording_errors(self) -> list[str]:
-        """What was wrong with this job's recordings, from the snapshots that its runs have left."""
+        """Returns what was wrong with this job's recordings, from the snapshots that its runs have left."""
         from ddpwatch.recording.reader import Recording
 
         found = []
@@ -103,7 +103,7 @@ class Launch:
         return [error for error in found if error]
 
     def without_run(self) -> list[str]:
-        """What the job left where no run was seen, in lines: rank files, or a collector's log, or nothing."""
+        """Returns what the job left where no run was seen, in lines: rank files, or a collector's log, or nothing."""
         from ddpwatch.common.text import clean
 
         if lines := self.recorded():
@@ -126,7 +126,7 @@ class Launch:
                 self._startup.unlink()
 
     def recorded(self) -> list[str]:
-        """The rank files of this job on this machine, a line per folder."""
+        """Returns the rank files of this job on this machine, a line per folder."""
         return [
             f"{len(names)} rank{'s'[: len(names) - 1]} recorded to {folder}: {', '.join(names)}"
             for folder, names in self._rank_files().items()
@@ -387,7 +387,7 @@ def _with_bootstrap() -> str:
 
 
 def _script_of(command: Sequence[str]) -> str:
-    """The script in a command line, or the module that is run with ``-m``, for the run's name."""
+    """Returns the script in a command line, or the module that is run with ``-m``, for the run's name."""
     words = iter(command)
     for word in words:
         if word in ("-m", "--module"):  # torchrun allows options between that and the module

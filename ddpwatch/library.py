@@ -66,43 +66,43 @@ class OpenedRecording:
         return self.recording.steps
 
     def frames(self) -> Iterator[Frame]:
-        """The raw messages with their receive time, in the order in which they were received."""
+        """Yields the raw messages with their receive time, in the order in which they were received."""
         return self.recording.select(self._selection)
 
     def steps(self) -> Iterator[StepRow]:
-        """The figures of every step of every rank."""
+        """Yields the figures of every step of every rank."""
         return (row for across in steps_of(self.frames(), self._ranks) for row in step_rows(across))
 
     def buckets(self) -> Iterator[BucketRow]:
-        """The figures of every bucket of every step of every rank."""
+        """Yields the figures of every bucket of every step of every rank."""
         return (row for across in steps_of(self.frames(), self._ranks) for row in bucket_rows(across))
 
     def ranks(self) -> list[RankRow]:
-        """The ranks, and how they ended."""
+        """Returns the ranks, and how they ended."""
         return rank_rows(self.frames())
 
     def devices(self) -> Iterator[DeviceRow]:
-        """The samples of GPUs and hosts."""
+        """Yields the samples of GPUs and hosts."""
         return device_rows(self.frames())
 
     def marks(self) -> Iterator[MarkRow]:
-        """The marks."""
+        """Yields the marks."""
         return mark_rows(self.frames())
 
     def layouts(self) -> list[Layout]:
-        """The bucket layouts that the ranks sent."""
+        """Returns the bucket layouts that the ranks sent."""
         return [message for message, _ in self.frames() if isinstance(message, Layout)]
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What went wrong, worst first: the rows of ``incidents`` in ``ddpwatch report --json``."""
+        """Returns what went wrong, worst first: the rows of ``incidents`` in ``ddpwatch report --json``."""
         return diagnosed(self.frames(), self._ranks).incidents()
 
     def lost(self) -> dict[str, Any]:
-        """Where the rank-time went: ``lost`` of ``ddpwatch report --json``."""
+        """Returns where the rank-time went: ``lost`` of ``ddpwatch report --json``."""
         return diagnosed(self.frames(), self._ranks).lost()
 
     def columns(self, table: str) -> dict[str, list[object]]:
-        """A table as columns, e.g. for ``pandas.DataFrame(opened.columns("steps"))``, polars or pyarrow.
+        """Returns a table as columns, e.g. for ``pandas.DataFrame(opened.columns("steps"))``, polars or pyarrow.
 
         Args:
             table: ``steps``, ``buckets``, ``ranks``, ``devices``, ``marks`` or ``incidents``.
@@ -115,7 +115,7 @@ class OpenedRecording:
         return columns(rows(self.frames(), table, self._ranks), TABLES[table])
 
     def metrics(self) -> dict[str, Any]:
-        """The report, with the keys of ``ddpwatch report --json``."""
+        """Returns the report, with the keys of ``ddpwatch report --json``."""
         return report_of_recording(self.recording, self._selection)
 
     @property

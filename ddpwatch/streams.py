@@ -55,7 +55,7 @@ def prepare() -> None:
 
 
 def _over(stream: io.TextIOWrapper, kind: type[io.TextIOWrapper], must_arrive: bool) -> io.TextIOWrapper:
-    """A stream with the descriptor, the encoding and the buffering of another one."""
+    """Returns a stream with the descriptor, the encoding and the buffering of another one."""
     return kind(
         io.BufferedWriter(_Descriptor(stream.fileno(), must_arrive)),
         encoding=stream.encoding,

@@ -10,7 +10,7 @@ _NEVER = (1 << 80, 1 << 80)  # beyond all stamps, absolute ones included
 
 
 def union(intervals: Iterable[Interval]) -> Intervals:
-    """The points in any of the intervals, which may come in any order, be empty and overlap."""
+    """Returns the points in any of the intervals, which may come in any order, be empty and overlap."""
     ordered = sorted(intervals)
     if not ordered:
         return []
@@ -29,7 +29,7 @@ def union(intervals: Iterable[Interval]) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """The points in both."""
+    """Returns the points in both."""
     common: Intervals = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -44,7 +44,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """The points of ``a`` that are not in ``b``, whose intervals may touch."""
+    """Returns the points of ``a`` that are not in ``b``, whose intervals may touch."""
     if not a or not b or b[-1][1] <= a[0][0] or b[0][0] >= a[-1][1]:
         return a
     rest: Intervals = []
@@ -66,7 +66,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def total(intervals: Intervals) -> int:
-    """The summed length."""
+    """Returns the summed length."""
     length = 0
     for start, end in intervals:
         length += end - start
@@ -74,7 +74,7 @@ def total(intervals: Intervals) -> int:
 
 
 def total_within(intervals: Intervals, start: int, end: int) -> int:
-    """The length of the part of the intervals in [start, end)."""
+    """Returns the length of the part of the intervals in [start, end)."""
     length = 0
     for low, high in intervals:
         if low < end and high > start and start < end:

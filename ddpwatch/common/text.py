@@ -17,14 +17,14 @@ _DROPPED = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 def clean(text: str) -> str:
-    """The text without characters that affect more than their own cell."""
+    """Returns the text without characters that affect more than their own cell."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c for c in text if unicodedata.category(c) not in _DROPPED)
 
 
 def number(value: float | None, digits: int = 1, unit: str = "") -> str:
-    """A figure with its unit, or a dash."""
+    """Returns a figure with its unit, or a dash."""
     return UNKNOWN if value is None else f"{value:,.{digits}f}{unit}"
 
 
@@ -46,7 +46,7 @@ def ms(ns: float | None) -> str:
 
 
 def in_ms(ns: float) -> str:
-    """A duration in milliseconds, for a sentence; from 10 s on in seconds."""
+    """Returns a duration in milliseconds, for a sentence; from 10 s on in seconds."""
     value = ns / NS_PER_MS
     return f"{value / 1000:.1f} s" if value >= 10_000 else f"{two_digits(value)} ms"
 
@@ -57,12 +57,12 @@ def two_digits(value: float) -> str:
 
 
 def with_unit(text: str, unit: str) -> str:
-    """A formatted figure and its unit; no unit on a dash."""
+    """Returns a formatted figure and its unit; no unit on a dash."""
     return text if text == UNKNOWN else f"{text} {unit}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A ratio as a percentage, or a dash."""
+    """Returns a ratio as a percentage, or a dash."""
     return UNKNOWN if value is None else f"{value:.{digits}%}".replace("%", " %")
 
 
@@ -84,7 +84,7 @@ def one_of(ranks: Sequence[int]) -> str:
 
 
 def size(nbytes: float | None) -> str:
-    """A size in bytes with a binary unit, or a dash."""
+    """Returns a size in bytes with a binary unit, or a dash."""
     if nbytes is None:
         return UNKNOWN
     value, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -95,18 +95,18 @@ def size(nbytes: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration in the unit that suits it: ``2.9 s``, ``32 min``, ``5.2 h``."""
+    """Returns a duration in the unit that suits it: ``2.9 s``, ``32 min``, ``5.2 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def run_size(ranks: int, rank_seconds: float) -> str:
-    """What accounts add up to: ``8 ranks × 32 min``."""
+    """Returns what accounts add up to: ``8 ranks × 32 min``."""
     return f"{ranks} rank{'s' if ranks > 1 else ''} × {duration(rank_seconds / max(1, ranks))}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table with right-aligned columns."""
+    """Returns the lines of a table with right-aligned columns."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]

@@ -45,6 +45,6 @@ class Section:
 
 
 def error_text(error: BaseException) -> str:
-    """An error in one line."""
+    """Returns an error in one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return text.strip().splitlines()[-1]

@@ -37,7 +37,7 @@ def checks() -> Iterator[Check]:
 
 
 def variable(name: str, value: str) -> Check:
-    """Whether a variable is known, and its value valid."""
+    """Returns whether a variable is known, and its value valid."""
     setting = name if name == SECRET else f"{name}={value}"
     if name not in VARIABLES:
         near = difflib.get_close_matches(name, VARIABLES, n=1)
@@ -53,7 +53,7 @@ def variable(name: str, value: str) -> Check:
 
 
 def _trouble(name: str, value: str) -> tuple[str, str] | None:
-    """What is wrong with the value, and what to do; None if it is valid."""
+    """Returns what is wrong with the value, and what to do; None if it is valid."""
     if name == "DDPWATCH" and value == "0":
         return "ddpwatch is off, and jobs run unwatched", "unset it to watch jobs"
     if name == "DDPWATCH" and value.lower() in OFF:
@@ -74,7 +74,7 @@ def _trouble_of_limit(name: str, value: str) -> tuple[str, str] | None:
 
 
 def settings(path: Path) -> Check:
-    """Whether the dashboard's settings can be read."""
+    """Returns whether the dashboard's settings can be read."""
     try:
         load_settings(path)
     except UsageError as error:
@@ -83,7 +83,7 @@ def settings(path: Path) -> Check:
 
 
 def record_directory(path: Path) -> Check:
-    """Whether ranks can write their files into ``DDPWATCH_RECORD_DIR``. They create it if it is missing."""
+    """Returns whether ranks can write their files into ``DDPWATCH_RECORD_DIR``. They create it if it is missing."""
     name = "rank files"
     place = next((above for above in (path, *path.parents) if above.exists()), path)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):

@@ -70,14 +70,14 @@ def chosen(path: Path, environ: Mapping[str, str], fallback: str) -> Check:
 
 
 def writable(path: Path, trouble: str, place: str) -> Check:
-    """Whether a file can be created."""
+    """Returns whether a file can be created."""
     if trouble:
         return _section.fail("writable", f"no file can be created in {path}: {trouble}", _suggestion(place))
     return _section.ok("writable", "yes")
 
 
 def path_length(path: Path, trouble_of_long_ids: str, trouble_of_short_ids: str) -> Check:
-    """Whether sockets in the directory have paths that the kernel takes."""
+    """Returns whether sockets in the directory have paths that the kernel takes."""
     text = f"{len(str(path))} characters"
     hint = "set DDPWATCH_DIR to a short path, for jobs and viewers alike"
     if trouble_of_short_ids:
@@ -89,7 +89,7 @@ def path_length(path: Path, trouble_of_long_ids: str, trouble_of_short_ids: str)
 
 
 def free_space(nbytes: int, inodes: int | None) -> Check:
-    """Whether the directory has space; ``inodes`` is None where the file system does not count them."""
+    """Returns whether the directory has space; ``inodes`` is None where the file system does not count them."""
     hint = "make space there, or set DDPWATCH_DIR to another directory, for jobs and viewers alike"
     if inodes is not None and inodes < LITTLE_INODES:
         return _section.warn("free space", f"{size(nbytes)}, but inodes for {inodes} files only", hint)
@@ -100,7 +100,7 @@ def free_space(nbytes: int, inodes: int | None) -> Check:
 
 
 def file_system(kind: str) -> Check:
-    """Whether the directory is local."""
+    """Returns whether the directory is local."""
     if kind.startswith(NETWORK):
         text = (
             f"{kind}, a network file system: sockets in it work on one host only, other hosts' runs show as `on HOST`"
@@ -110,7 +110,7 @@ def file_system(kind: str) -> Check:
 
 
 def locks(trouble: str) -> Check:
-    """Whether a collector can hold a lock, by which viewers see that its run is live."""
+    """Returns whether a collector can hold a lock, by which viewers see that its run is live."""
     if trouble:
         text = f"do not work: {trouble}; a run is live while its process is visible, so not across pid namespaces"
         return _section.warn("locks", text, _ANYWHERE_ELSE)
@@ -118,14 +118,14 @@ def locks(trouble: str) -> Check:
 
 
 def sockets(trouble: str) -> Check:
-    """Whether a Unix socket can be bound in the directory, and connected to."""
+    """Returns whether a Unix socket can be bound in the directory, and connected to."""
     if trouble:
         return _section.fail("sockets", f"no Unix socket works in it: {trouble}", _ANYWHERE_ELSE)
     return _section.ok("sockets", "a Unix socket can be bound, and connected to")
 
 
 def shared_memory(kind: str, free_bytes: int | None) -> Check:
-    """Whether there is a /dev/shm in memory, and how much of it is free."""
+    """Returns whether there is a /dev/shm in memory, and how much of it is free."""
     if kind != "tmpfs" or free_bytes is None:
         what = "is missing" if free_bytes is None else f"is not in memory ({kind or 'file system not known'})"
         return _section.none(
@@ -135,7 +135,7 @@ def shared_memory(kind: str, free_bytes: int | None) -> Check:
 
 
 def black_boxes(box: Path | None, trouble: str, has_shared_memory: bool) -> Check:
-    """Whether ranks can have black boxes, and where."""
+    """Returns whether ranks can have black boxes, and where."""
     loss = "of a rank that dies, only the last heartbeat is known (up to 0.7 s old)"
     if box is None:
         own = rundir.SHARED_MEMORY / f"ddpwatch-{os.getuid()}"
@@ -149,7 +149,7 @@ def black_boxes(box: Path | None, trouble: str, has_shared_memory: bool) -> Chec
 
 
 def usable_place(candidates: tuple[str, ...]) -> str:
-    """A directory that would do for DDPWATCH_DIR; empty if none of the usual ones would."""
+    """Returns a directory that would do for DDPWATCH_DIR; empty if none of the usual ones would."""
     for place in candidates:
         path = Path(place) / f"ddpwatch-{os.getuid()}"
         if os.access(path if path.exists() else place, os.W_OK | os.X_OK) and not path.is_symlink():
@@ -158,7 +158,7 @@ def usable_place(candidates: tuple[str, ...]) -> str:
 
 
 def longest_run_id() -> str:
-    """As long as the id of a job below `ddpwatch run` is with a script of a long name."""
+    """Returns an id as long as that of a job below `ddpwatch run` is with a script of a long name."""
     return rundir.new_run_id("x" * 99) + "-0000.10.1"
 
 

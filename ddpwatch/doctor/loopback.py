@@ -62,13 +62,13 @@ def check(directory: Path, start: Start = start_collector) -> Check:
 
 
 def failed(doing: str, error: Exception, log: str) -> Check:
-    """The step that failed, and the collector's last words."""
+    """Returns the step that failed, and the collector's last words."""
     said = f"; the collector's log ends with: {log}" if log else ""
     return _section.fail("loopback", f"{doing}: {error_text(error)}{said}", "if all else here is ok, report this line")
 
 
 def passed(frames: int, latencies_ns: list[int], seconds: float) -> Check:
-    """What came through, and how fast."""
+    """Returns what came through, and how fast."""
     latency = f"{statistics.median(latencies_ns) / 1e6:.1f} ms from rank to viewer (p50)"
     text = f"{frames} frames came through and were recorded, {latency}, {seconds:.1f} s in all"
     if seconds > EXPECTED_S:
@@ -138,7 +138,7 @@ class Loopback:
             raise SelfTestError(f"it left {', '.join(left)}" if left else f"exit code {code}")
 
     def log(self) -> str:
-        """The last line of the collector's log; empty without one."""
+        """Returns the last line of the collector's log; empty without one."""
         try:
             lines = rundir.log(RUN_ID).read_text(errors="replace").split("\n")
         except OSError:

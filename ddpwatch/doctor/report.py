@@ -41,7 +41,7 @@ def examine() -> Iterator[Check]:
 
 
 def guarded(section: str, checks: Checks) -> Iterator[Check]:
-    """The checks; one that cannot be made is a line, too."""
+    """Yields the checks; one that cannot be made is a line, too."""
     try:
         yield from checks()
     except Exception as error:
@@ -75,7 +75,7 @@ class Look:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], is_terminal: bool, encoding: str, utf8_mode: bool) -> Look:
-        """The look of a text on this output."""
+        """Returns the look of a text on this output."""
         dumb = environ.get("TERM", "") in terminal.DUMB
         utf8 = terminal.is_utf8(encoding) and terminal.is_utf8(terminal.locale_of(environ, utf8_mode))
         return cls(is_terminal and not dumb and not environ.get("NO_COLOR"), utf8)
@@ -92,12 +92,12 @@ def lines(check: Check, look: Look, is_new_section: bool) -> Iterator[str]:
 
 
 def last_line(checks: Sequence[Check], look: Look) -> str:
-    """The summary, with the mark of what matters most."""
+    """Returns the summary, with the mark of what matters most."""
     return f"{_mark(worst(checks), look)}  {summary(checks)}"
 
 
 def document(checks: Sequence[Check]) -> dict[str, Any]:
-    """The report as JSON; docs/metrics.md describes it."""
+    """Returns the report as JSON; docs/metrics.md describes it."""
     return {
         "state": worst(checks),
         "summary": summary(checks),
@@ -108,7 +108,7 @@ def document(checks: Sequence[Check]) -> dict[str, Any]:
 
 
 def worst(checks: Iterable[Check]) -> State:
-    """The state that matters most: ok, warn or fail. What is not here is no fault."""
+    """Returns the state that matters most: ok, warn or fail. What is not here is no fault."""
     states = {check.state for check in checks}
     return "fail" if "fail" in states else "warn" if "warn" in states else "ok"
 
@@ -130,6 +130,9 @@ def _mark(state: State, look: Look) -> str:
 
 
 def _printable(text: str, look: Look) -> str:
-    """The text as this output can show it: names of files may hold anything, also bytes that are no character."""
+    """Returns the text as this output can show it.
+
+    Names of files may hold anything, also bytes that are no character.
+    """
     text = clean(text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
     return text if look.unicode else text.encode("ascii", "backslashreplace").decode()

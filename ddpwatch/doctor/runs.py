@@ -25,7 +25,7 @@ def checks() -> Iterator[Check]:
 
 
 def runs(live: Sequence[str], elsewhere: Sequence[str]) -> Check:
-    """How many runs there are."""
+    """Returns how many runs there are."""
     text = f"{len(live)}" + (f" ({_some(live)})" if live else "")
     if elsewhere:
         hint = "log in there to attach; files of other hosts and earlier boots are removed after 30 days"

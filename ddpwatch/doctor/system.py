@@ -44,7 +44,7 @@ def processes(namespace: str) -> Check:
 
 
 def deaths(pidfd_error: str) -> Check:
-    """Whether the collector notices a rank's death at once."""
+    """Returns whether the collector notices a rank's death at once."""
     if pidfd_error:
         text = f"pidfd_open does not work ({pidfd_error}): deaths are noticed within half a second"
         return _section.none("deaths", text, "it needs Linux 5.3, and a seccomp filter that allows it")
@@ -52,7 +52,7 @@ def deaths(pidfd_error: str) -> Check:
 
 
 def clocks(boot_id: str, time_namespace: str) -> Check:
-    """Whether processes of this machine can be known to share a clock."""
+    """Returns whether processes of this machine can be known to share a clock."""
     if not boot_id:
         text = "no boot id: whether two processes share a clock is not known"
         return _section.warn("clock", text, "mount /proc, with /proc/sys/kernel/random/boot_id")
@@ -63,7 +63,7 @@ def clocks(boot_id: str, time_namespace: str) -> Check:
 
 
 def gpus(nvml: Any = None) -> Check:
-    """How many GPUs NVML shows; ``nvml`` is ``pynvml`` unless it is given."""
+    """Returns how many GPUs NVML shows; ``nvml`` is ``pynvml`` unless it is given."""
     unseen = "no utilisation, memory, power and temperature of GPUs"
     try:
         nvml = nvml or importlib.import_module("pynvml")

@@ -17,7 +17,7 @@ _section = Section("terminal")
 
 
 def checks() -> Iterator[Check]:
-    """The kind of terminal, its colours, characters and size; without a terminal, only the characters."""
+    """Yields the kind of terminal, its colours, characters and size; without a terminal, only the characters."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     yield kind(is_terminal, os.environ.get("TERM", ""))
     yield characters(locale_of(os.environ, bool(sys.flags.utf8_mode)))
@@ -27,7 +27,7 @@ def checks() -> Iterator[Check]:
 
 
 def kind(is_terminal: bool, term: str) -> Check:
-    """Whether the dashboard can open."""
+    """Returns whether the dashboard can open."""
     if not is_terminal:
         hint = "the dashboard needs one: ssh -t, docker run -it, kubectl exec -it, srun --pty"
         return _section.none("terminal", "input or output is not a terminal: commands print plain lines", hint)
@@ -49,7 +49,7 @@ def colours(environ: Mapping[str, str], theme: str) -> Check:
 
 
 def characters(locale: str) -> Check:
-    """Whether the locale is one of UTF-8."""
+    """Returns whether the locale is one of UTF-8."""
     if is_utf8(locale):
         return _section.ok("characters", locale)
     text = f"the locale is {locale}, which is not UTF-8: lines and blocks may come out as other characters"
@@ -57,7 +57,7 @@ def characters(locale: str) -> Check:
 
 
 def dimensions(columns: int, lines: int) -> Check:
-    """Whether the views fit."""
+    """Returns whether the views fit."""
     if columns < SMALLEST[0] or lines < SMALLEST[1]:
         text = f"{columns}x{lines}: views need {SMALLEST[0]}x{SMALLEST[1]}, and are cut off"
         return _section.warn("size", text, "enlarge the window, or use --plain")
@@ -65,12 +65,12 @@ def dimensions(columns: int, lines: int) -> Check:
 
 
 def is_utf8(locale: str) -> bool:
-    """Whether a locale's name says UTF-8."""
+    """Returns whether a locale's name says UTF-8."""
     return "utf8" in locale.lower().replace("-", "")
 
 
 def locale_of(environ: Mapping[str, str], utf8_mode: bool) -> str:
-    """The locale's name for characters, as it was before Python started.
+    """Returns the locale's name for characters, as it was before Python started.
 
     In the C locale, Python turns its UTF-8 mode on and sets LC_CTYPE to C.UTF-8 (PEP 538 and 540).
     """

@@ -61,7 +61,7 @@ def _text(error: Exception) -> str:
 
 
 def _ddp(hooks: str = "") -> Any:
-    """A watched DDP model: with a comm hook from ``before`` it was watched, or from ``after``."""
+    """Returns a watched DDP model: with a comm hook from ``before`` it was watched, or from ``after``."""
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel

@@ -30,7 +30,7 @@ _section = Section("training")
 
 
 def checks() -> Iterator[Check]:
-    """What torch's own process says of it; one line if torch is missing or broken."""
+    """Yields what torch's own process says of it; one line if torch is missing or broken."""
     if importlib.util.find_spec("torch") is None:
         yield missing()
         return
@@ -60,7 +60,7 @@ def broken(error: str) -> Check:
 
 
 def version(text: str, import_s: float) -> Check:
-    """Whether ddpwatch is tested with this version."""
+    """Returns whether ddpwatch is tested with this version."""
     if beyond := untested(text):
         hint = "the lines below say what works; with a newer ddpwatch, more may"
         if beyond.startswith("older"):
@@ -70,7 +70,7 @@ def version(text: str, import_s: float) -> Check:
 
 
 def backends(names: list[str]) -> Check:
-    """What can carry a job's collectives."""
+    """Returns what can carry a job's collectives."""
     if not names:
         text = "none: this torch was built without torch.distributed, and runs no DDP job"
         return _section.warn("backends", text, "install a torch that has it")
@@ -78,7 +78,7 @@ def backends(names: list[str]) -> Check:
 
 
 def cuda(runtime: str, devices: int) -> Check:
-    """How many GPUs torch sees."""
+    """Returns how many GPUs torch sees."""
     if devices:
         return _section.ok("CUDA", f"{devices} devices, runtime {runtime}")
     text = f"runtime {runtime}, but no device" if runtime else "none: this torch computes on CPUs"
@@ -91,7 +91,7 @@ def cuda(runtime: str, devices: int) -> Check:
 
 
 def parts(found: dict[str, Any], end: str) -> Iterator[Check]:
-    """What each part of the probe did in a job of one rank.
+    """Yields what each part of the probe did in a job of one rank.
 
     Args:
         found: The facts, with an error for each part that was tried; see `ddpwatch.doctor.torch_facts`.
@@ -111,7 +111,7 @@ def parts(found: dict[str, Any], end: str) -> Iterator[Check]:
 
 
 def part(name: str, error: str | None) -> Check:
-    """What one part did: its error, empty if it works, None if this torch has no such thing."""
+    """Returns what one part did: its error, empty if it works, None if this torch has no such thing."""
     works, lost = PARTS[name]
     if error is None:
         return _section.none(name, f"this torch has none: {lost}", "torch 2.14 has them")
@@ -121,7 +121,7 @@ def part(name: str, error: str | None) -> Check:
 
 
 def torch_facts(command: list[str]) -> tuple[dict[str, Any], str]:
-    """What `ddpwatch.doctor.torch_facts` prints until it ends, and what that says if it is not as it should be."""
+    """Returns what `ddpwatch.doctor.torch_facts` prints, and what its end says if it is not as it should be."""
     try:
         done = _finished(command)
         code, output, said = done.returncode, done.stdout, done.stderr.decode(errors="replace").strip()
@@ -136,7 +136,7 @@ def torch_facts(command: list[str]) -> tuple[dict[str, Any], str]:
 
 
 def _finished(command: list[str]) -> subprocess.CompletedProcess[bytes]:
-    """What a process printed whose temporary files are removed: torch makes a directory for compiled code."""
+    """Returns what a process printed whose temporary files are removed: torch makes a directory for compiled code."""
     environment = dict(os.environ)
     with ExitStack() as removed:
         with suppress(OSError):  # nothing can be written there, by torch neither

@@ -63,7 +63,7 @@ _SIGNALS = frozenset(number.name for number in signal.Signals)
 
 
 def anonymized(frames: Iterable[Frame]) -> Iterator[Frame]:
-    """The frames with every name replaced."""
+    """Yields the frames with every name replaced."""
     for message, envelope in frames:
         hidden = anonymous(message)
         frame = envelope.frame if hidden is message else encode(hidden)
@@ -71,7 +71,7 @@ def anonymized(frames: Iterable[Frame]) -> Iterator[Frame]:
 
 
 def anonymous(message: Message) -> Message:
-    """The message with every name replaced."""
+    """Returns the message with every name replaced."""
     rules = _RULES.get(type(message))
     if rules is None:
         return message
@@ -79,7 +79,7 @@ def anonymous(message: Message) -> Message:
 
 
 def word(kind: str, name: str) -> str:
-    """The word that replaces a name; "" for an empty name."""
+    """Returns the word that replaces a name; "" for an empty name."""
     return f"{kind}-{_digest(name, os.environ.get('DDPWATCH_ANONYMIZE_KEY', ''))}" if name else ""
 
 
@@ -119,7 +119,7 @@ def _refused(counts: dict[str, int]) -> dict[str, int]:
 
 
 def _detail(detail: str) -> str:
-    """A signal, or the type of an exception; the text of an exception may say anything."""
+    """Returns a signal, or the type of an exception; the text of an exception may say anything."""
     if detail in _SIGNALS or detail.isdecimal():
         return detail
     found = re.match(r"(?:[\w.]*\.)?(\w+)(?::|$)", detail)
@@ -129,7 +129,7 @@ def _detail(detail: str) -> str:
 
 
 def _stack(text: str) -> str:
-    """Of each call only the line; what is no call is left out."""
+    """Keeps of each call only the line, and leaves out what is no call."""
     found = re.findall(r'^  File "(.*)", line (\d+) in (.+)$', text, re.MULTILINE)
     calls = ((word("path", file), line, word("call", name)) for file, line, name in found)
     return "\n".join(f'  File "{file}", line {line} in {name}' for file, line, name in calls)

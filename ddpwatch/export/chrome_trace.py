@@ -97,7 +97,7 @@ class _Survey:
             self._extents[key] = min(first, start), max(last, end)
 
     def time_line(self, incidents: Iterable[dict[str, Any]]) -> TimeLine:
-        """The time line of all that was taken."""
+        """Returns the time line of all that was taken."""
         reference = self._delays.get(self._clocks[min(self._clocks)], 0) if self._clocks else 0
         guessed = {rank: self._delays.get(clock, reference) - reference for rank, clock in self._clocks.items()}
         offsets = guessed | self.offsets
@@ -115,12 +115,12 @@ class _Survey:
 
 
 def _offsets_of(across: StepAcrossRanks) -> dict[int, int]:
-    """What puts a step's ranks onto the time line; empty if they share a clock, or cannot be aligned."""
+    """Returns what puts a step's ranks onto the time line; empty if they share a clock, or cannot be aligned."""
     return {rank: shift.offset for rank, shift in across.shifts.items()} if across.comparable else {}
 
 
 def align(frames: Iterable[Frame], ranks: int | None = None, size: TraceSize | None = None) -> TimeLine:
-    """The time line of a recording, in one pass over it; the pass ends where ``size`` becomes too large."""
+    """Returns the time line of a recording, in one pass over it; the pass ends where ``size`` becomes too large."""
     survey, run, size = _Survey(), DiagnosedRun(ranks), size or TraceSize()
     for message, envelope in frames:
         survey.note(message, envelope.received_ns)
@@ -164,7 +164,7 @@ class _Lanes:
         self._now = 0
 
     def take_lane(self, start: int, end: int) -> int:
-        """The lowest lane that is free from ``start`` on; a new one where none is."""
+        """Returns the lowest lane that is free from ``start`` on; a new one where none is."""
         if start < self._now:  # out of order: what is free now may not have been then
             self._busy += [(since, lane) for lane, since in self._free]
             self._free = []
@@ -267,7 +267,10 @@ class _Tracer:
             yield from self._moment(message.rank, f"{message.reason} {message.detail}".strip(), "end", at)
 
     def _offset(self, rank: int | None) -> int:
-        """What to add to a rank's stamps by now; without a rank, to the collector's, on the lowest rank's host."""
+        """Returns what to add to a rank's stamps by now.
+
+        Without a rank, they are the collector's, on the lowest rank's host.
+        """
         return self._offsets.get(min(self._offsets, default=0) if rank is None else rank, 0)
 
     def _mark(self, mark: Mark) -> Iterator[Event]:
@@ -299,7 +302,7 @@ class _Tracer:
                 yield {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": self._us(at), "args": {"value": value}}
 
     def _shown(self, start: int, end: int) -> tuple[int, int] | None:
-        """The part of a stretch that belongs in the trace; None if nothing does."""
+        """Returns the part of a stretch that belongs in the trace; None if nothing does."""
         first, last = self._line.start, self._line.end
         if self._around:
             return start, end
@@ -322,7 +325,10 @@ class _Tracer:
             yield from self._arrows(spans)
 
     def _step(self, step: Step, start: int, figure: StepFigures, error_ns: int | None) -> Iterator[Event]:
-        """A step's span and its phases; ``error_ns``: how far its clock's offset may be off, None on one clock."""
+        """Yields a step's span and its phases.
+
+        ``error_ns``: how far its clock's offset may be off, None on one clock.
+        """
         rank = step.rank
         facts = {
             "status": step.status,
@@ -365,7 +371,7 @@ class _Tracer:
             flows.setdefault(keys[i], []).append(event)
 
     def _parts(self, span: Event, start: int, flight: Flight | None) -> Iterator[Event]:
-        """The wait and the transfer inside a bucket's span, on the same lane."""
+        """Yields the wait and the transfer inside a bucket's span, on the same lane."""
         if flight is None or flight.last_rank is None:
             return
         parts = (
@@ -413,7 +419,7 @@ class _Tracer:
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}}
 
     def _lane(self, rank: int, kind: int, number: int = 0) -> Generator[Event, None, int]:
-        """The thread id of a lane. Names the lane before its first event, and sorts lanes of a kind together."""
+        """Yields the thread id of a lane. Names the lane before its first event, and sorts lanes of a kind together."""
         tid = 1 + kind + number * len(_LANES)
         if (rank, tid) not in self._named:
             if (rank, 0) not in self._named:  # there was no hello

@@ -187,12 +187,12 @@ TABLES: dict[str, type[TableRow]] = {
 
 
 def steps_of(frames: Frames, ranks: int | None = None) -> Iterator[StepAcrossRanks]:
-    """The steps in the frames. ``ranks`` as for `ddpwatch.analysis.assembly.StepAssembler`."""
+    """Yields the steps in the frames. ``ranks`` as for `ddpwatch.analysis.assembly.StepAssembler`."""
     return steps_across_ranks((message for message, _ in frames), ranks)
 
 
 def step_rows(across: StepAcrossRanks) -> Iterator[StepRow]:
-    """The rows of one step, by rank."""
+    """Yields the rows of one step, by rank."""
     for rank, step in sorted(across.ranks.items()):
         figure = across.facts_of(rank).figures
         phases = {f"{name}_ms": to_ms(figure.phases_ns.get(name)) for name in PHASES}
@@ -219,7 +219,7 @@ def step_rows(across: StepAcrossRanks) -> Iterator[StepRow]:
 
 
 def bucket_rows(across: StepAcrossRanks) -> Iterator[BucketRow]:
-    """The rows of one step's buckets, by rank and in launch order."""
+    """Yields the rows of one step's buckets, by rank and in launch order."""
     bandwidths = bus_bandwidths(across)
     for rank, step in sorted(across.ranks.items()):
         facts = across.facts_of(rank)
@@ -294,7 +294,7 @@ def incident_rows(frames: Frames, ranks: int | None = None) -> Iterator[Incident
 
 
 def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[TableRow]:
-    """The rows of a table (a key of `TABLES`)."""
+    """Yields the rows of a table (a key of `TABLES`)."""
     if table == "steps":
         return (row for across in steps_of(frames, ranks) for row in step_rows(across))
     if table == "buckets":

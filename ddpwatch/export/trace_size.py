@@ -67,6 +67,6 @@ class TraceSize:
 
 
 def _bytes_of(step: Step, collective: int) -> int:
-    """Of one rank's events, roughly."""
+    """Returns the size of one rank's events, roughly."""
     stretches = len(step.spans) + len(step.data or ())
     return _STEP + _STRETCH * stretches + _HOOK * len(step.hook_param) + collective * len(step.comm_launch)

@@ -66,7 +66,7 @@ def export(recording: Recording, form: str, out: Path, selection: Selection, ano
 
 
 def _files(form: str, out: Path) -> list[Path]:
-    """The files that the format writes."""
+    """Returns the files that the format writes."""
     return [out] if form in ("chrome", "ndjson") else [out / f"{table}.{form}" for table in TABLES]
 
 
@@ -151,7 +151,7 @@ def _parquet_writer() -> Callable[[Iterable[TableRow], type[TableRow], Path], in
 
 
 def _arrow_type(hint: object, pyarrow: Any) -> object:
-    """The column's type, from the type hint of the row's field; every column is nullable."""
+    """Returns the column's type, from the type hint of the row's field; every column is nullable."""
     text = str(hint)
     if "float" in text:
         return pyarrow.float64()

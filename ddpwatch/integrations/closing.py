@@ -31,7 +31,7 @@ class Closing:
 
 
 def closing() -> Closing | None:
-    """The summary of this process's run; None if the process is not watched, or the collector does not answer.
+    """Returns the summary of this process's run; None if the process is not watched, or the collector does not answer.
 
     It covers the steps that the collector retains: the newest 512. Call it on one rank, after the training.
     """
@@ -48,7 +48,7 @@ def closing() -> Closing | None:
 
 
 def _endpoint(run_id: str) -> str:
-    """Where the run publishes. The collector of a short run may still be starting."""
+    """Returns where the run publishes. The collector of a short run may still be starting."""
     deadline = time.monotonic() + STARTING_S
     while time.monotonic() < deadline and all(info.run_id != run_id for info in rundir.live_runs()):
         time.sleep(LOOK_S)
@@ -56,7 +56,7 @@ def _endpoint(run_id: str) -> str:
 
 
 def _report(endpoint: str, steps: int) -> dict[str, Any]:
-    """A report on what the collector retains. Waits up to `LAG_S` for the last steps of all ranks.
+    """Returns a report on what the collector retains. Waits up to `LAG_S` for the last steps of all ranks.
 
     Raises:
         UsageError: The collector does not answer.
@@ -77,7 +77,7 @@ def _report(endpoint: str, steps: int) -> dict[str, Any]:
 
 
 def _complete(builder: ReportBuilder, steps: int) -> bool:
-    """Whether the last step of every rank has come."""
+    """Returns whether the last step of every rank has come."""
     ranks = builder.ranks.values()
     world_size = max((rank.hello.world_size for rank in ranks if rank.hello is not None), default=None)
     newest = [-1 if rank.last_step is None else rank.last_step.step for rank in ranks]
@@ -85,7 +85,7 @@ def _complete(builder: ReportBuilder, steps: int) -> bool:
 
 
 def closing_of(report: dict[str, Any]) -> Closing | None:
-    """The summary of a report; None if it has no steps."""
+    """Returns the summary of a report; None if it has no steps."""
     steps = report["steps"]
     return None if steps["step_ms"] is None else Closing(_paragraph(report), dict(_numbers(PREFIX, report)))
 

@@ -62,7 +62,10 @@ class LightningCallback(L.Callback):
 
 
 def _sharded(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The outermost modules of FSDP2: as a rule, ``configure_model`` shards parts of the Lightning module only."""
+    """Returns the outermost modules of FSDP2.
+
+    As a rule, ``configure_model`` shards parts of the Lightning module only.
+    """
     if is_sharded(model):
         return [model]
     return [found for child in model.children() for found in _sharded(child)]

@@ -56,7 +56,7 @@ class OutputPipe:
         self._thread.join(timeout_s)
 
     def notes(self) -> list[str]:
-        """Where the output is, and what is missing there, in lines."""
+        """Returns where the output is, and what is missing there, in lines."""
         total, missing, older, cut = map(self.buffer.get, (TOTAL, MISSING, OLDER, CUT))
         missing += total - self.buffer.get(DONE)
         why = self.buffer.why or "not written yet"

@@ -48,7 +48,7 @@ class OutputBuffer:
 
     @classmethod
     def create(cls) -> OutputBuffer:
-        """A new buffer.
+        """Returns a new buffer.
 
         Raises:
             OSError: There is no memory for it, or a limit on the size of files (``ulimit -f``) is below its own.
@@ -58,7 +58,7 @@ class OutputBuffer:
         return cls(descriptor)
 
     def get(self, number: int) -> int:
-        """A number of the header."""
+        """Returns a number of the header."""
         return int.from_bytes(os.pread(self.descriptor, 8, 8 * number), "little")
 
     def set(self, number: int, value: int) -> None:
@@ -175,7 +175,7 @@ class FileCopy:
         self._buffer.set(MISSING, self._buffer.get(MISSING) + count)
 
     def _opened(self) -> int:
-        """The file, with room in it."""
+        """Returns the file, with room in it."""
         if self._file is not None and os.fstat(self._file).st_nlink == 0:
             self._close()
             self._removed()
@@ -222,7 +222,7 @@ class FileCopy:
 
 
 def older_part(path: Path) -> Path:
-    """The file that a part becomes once it is full."""
+    """Returns the file that a part becomes once it is full."""
     return path.with_name(f"{path.name}.1")
 
 
@@ -237,7 +237,7 @@ def _remove_old(folder: Path) -> None:
 
 
 def _age_s(path: Path) -> float:
-    """How long ago an output was last written to; endless if it was removed meanwhile."""
+    """Returns how long ago an output was last written to; endless if it was removed meanwhile."""
     ages_s = [math.inf]
     for part in (older_part(path), path):
         with contextlib.suppress(OSError):
@@ -246,7 +246,7 @@ def _age_s(path: Path) -> float:
 
 
 def _is_live(path: Path) -> bool:
-    """Whether the job still prints to this file."""
+    """Returns whether the job still prints to this file."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return not _lock(file.fileno(), fcntl.LOCK_SH)
     return False

@@ -115,7 +115,7 @@ class Meter:
         self._buckets = BucketTable()
 
     def read(self, state: RunState) -> Values:
-        """The values now."""
+        """Returns the values now."""
         found: dict[str, list[Sample]] = {}
         for name, value, labels in self._all(state):
             if value is not None:

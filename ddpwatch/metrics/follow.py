@@ -74,7 +74,7 @@ def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = L
 
 
 def _next_run(seen: set[str]) -> RunInfo:
-    """The newest run that was not followed yet: one that has ended stays listed for some seconds."""
+    """Returns the newest run that was not followed yet: one that has ended stays listed for some seconds."""
     while True:
         for info in rundir.live_runs():
             if info.run_id not in seen:

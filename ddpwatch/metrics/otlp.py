@@ -24,7 +24,7 @@ _UNITS = {"seconds": "s", "ratio": "1", "bytes_per_second": "By/s", "": "1"}
 
 
 def metrics_url(text: str) -> str:
-    """The URL that metrics are posted to; one without a path gets OTLP's own.
+    """Returns the URL that metrics are posted to; one without a path gets OTLP's own.
 
     Raises:
         UsageError: It is no URL.

@@ -34,7 +34,7 @@ class RunCollector:
         self._board = board
 
     def collect(self) -> Iterator[Family]:
-        """The families that have values now."""
+        """Yields the families that have values now."""
         values = self._board.values
         for metric in METRICS:
             if samples := values.get(metric.name):

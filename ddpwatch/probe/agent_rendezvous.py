@@ -67,7 +67,7 @@ class RootAddress(msgspec.Struct):
 
 
 def join_prefix(session: str) -> str:
-    """Where joining ranks ask in the store. The session is a nonce: nothing old lies there."""
+    """Returns where joining ranks ask in the store. The session is a nonce: nothing old lies there."""
     return f"ddpwatch/{session}"
 
 
@@ -100,7 +100,10 @@ class AgentRendezvous:
         self._deadline_s = time.monotonic() + JOIN_TIMEOUT_S
 
     def find(self) -> CollectorAddress | None:
-        """The agent's address, once it takes frames and the root knows this rank. Without a root, after a while."""
+        """Returns the agent's address, once it takes frames and the root knows this rank.
+
+        Without a root, it comes after a while.
+        """
         if self._join is not None:
             self._connect(self._join)
         is_ready = self._agent is None or self._agent.is_ready()
@@ -143,7 +146,7 @@ class AgentRendezvous:
 
 
 def is_first_here() -> bool:
-    """Whether this is the rank of its host that speaks for all, as far as the launcher says."""
+    """Returns whether this is the rank of its host that speaks for all, as far as the launcher says."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 

@@ -28,7 +28,7 @@ def add_gradient_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> None:
 
 
 def tensors_in(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a forward's output, however it is nested, also in objects of any class (their attributes)."""
+    """Yields the tensors in a forward's output, however nested, also in objects of any class (their attributes)."""
     if isinstance(output, torch.Tensor):
         yield output
         return
@@ -56,7 +56,7 @@ def _values(item: Any) -> Iterable[Any]:
 
 
 def is_compiling_frames() -> bool:
-    """Whether torch.compile looks at the frames that are called from here. True if that cannot be found out."""
+    """Returns whether torch.compile looks at the frames that are called from here. True if that cannot be found out."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
         return False

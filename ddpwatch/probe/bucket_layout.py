@@ -15,13 +15,13 @@ LAYOUT_TRIES = 12  # steps; DDP logs its final buckets in its first ten iteratio
 
 
 def reduced_parameters(ddp: DistributedDataParallel) -> list[tuple[str, torch.nn.Parameter]]:
-    """The parameters that DDP reduces, with their names, in the order in which its reducer numbers them."""
+    """Returns the parameters that DDP reduces, with their names, in the order in which its reducer numbers them."""
     ignored = getattr(ddp, "parameters_to_ignore", ())
     return [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad and name not in ignored]
 
 
 def parameter_columns(ddp: DistributedDataParallel) -> dict[str, list[Any]]:
-    """The columns of a `Layout` that describe the parameters; from them, other buckets can be worked out."""
+    """Returns the columns of a `Layout` that describe the parameters; from them, other buckets can be worked out."""
     params, sparse = [p for _, p in reduced_parameters(ddp)], _sparse_ids(ddp)
     return {
         "param_bytes": [p.numel() * p.element_size() for p in params],
@@ -33,7 +33,7 @@ def parameter_columns(ddp: DistributedDataParallel) -> dict[str, list[Any]]:
 
 
 def bucket_layout(ddp: DistributedDataParallel) -> list[BucketLayout]:
-    """The buckets now in force, in index order; ``params`` are positions in `reduced_parameters`.
+    """Returns the buckets now in force, in index order; ``params`` are positions in `reduced_parameters`.
 
     DDP logs the buckets that it has rebuilt with its runtime statistics, one iteration late; until then, the answer
     is an empty list. The initial ones are not logged but computed here, as DDP computes them.
@@ -93,7 +93,10 @@ class LayoutTracker:
 
 
 def _initial_assignment(ddp: DistributedDataParallel, sizes: list[int]) -> list[list[int]]:
-    """The assignment with buckets of these sizes: one bucket at first, or several where they are never rebuilt."""
+    """Returns the assignment with buckets of these sizes.
+
+    One bucket at first, or several where they are never rebuilt.
+    """
     params: list[torch.Tensor] = [p for _, p in reduced_parameters(ddp)]
     sparse_ids = _sparse_ids(ddp)
     sparse = [id(p) in sparse_ids for p in params]
@@ -108,7 +111,7 @@ def _initial_assignment(ddp: DistributedDataParallel, sizes: list[int]) -> list[
 
 
 def _sparse_ids(ddp: DistributedDataParallel) -> set[int]:
-    """The ids of the parameters whose gradients are sparse."""
+    """Returns the ids of the parameters whose gradients are sparse."""
     return {
         id(module.weight)
         for module in ddp.module.modules()

@@ -64,7 +64,7 @@ class SeenCalls:
             self.also_in(places)
 
     def also_in(self, places: Sequence[Place]) -> None:
-        """The same function is found in more places, where a wrapper has to be, too."""
+        """Notes that the function is found in more places, where a wrapper has to be, too."""
         for place, name in places:
             if self._wrapper is not None and getattr(place, name, None) is self._function:
                 setattr(place, name, self._wrapper)
@@ -97,7 +97,7 @@ class SeenCalls:
 
 
 def innermost(function: Any) -> Any:
-    """What decorators have wrapped."""
+    """Returns what decorators have wrapped."""
     while (inner := getattr(function, "__wrapped__", None)) is not None:
         function = inner
     return function
@@ -112,7 +112,10 @@ _tool: int | None = None
 
 
 def _own_code(function: Any) -> CodeType | None:
-    """The code that runs in the calls of this function only: a decorator's is shared by all that it decorates."""
+    """Returns the code that runs in the calls of this function only.
+
+    A decorator's is shared by all that it decorates.
+    """
     function = innermost(function)
     is_own = isinstance(function, FunctionType) and "<locals>" not in function.__qualname__
     return function.__code__ if is_own else None
@@ -130,7 +133,7 @@ def _monitor(seen: SeenCalls, code: CodeType) -> bool:
 
 
 def _take_tool() -> int | None:
-    """An id for our callbacks, or None."""
+    """Returns an id for our callbacks, or None."""
     for tool in _TOOL_IDS if _monitoring is not None else ():
         try:
             _monitoring.use_tool_id(tool, TOOL)

@@ -31,7 +31,7 @@ class DdpObserver(Protocol):
         """Whether a collective on its group that names no module is taken to be this one's."""
 
     def before_launch(self) -> int:
-        """The stamp of a collective that is about to be issued, or 0 to leave it unobserved."""
+        """Returns the stamp of a collective that is about to be issued, or 0 to leave it unobserved."""
 
     def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> BucketRecord | None:
         """Records a collective that was issued.
@@ -47,7 +47,7 @@ class DdpObserver(Protocol):
         """
 
     def on_comm_hook(self) -> None:
-        """The module was given a comm hook that was not wrapped, since its process group has hooks."""
+        """Notes that the module was given a comm hook that was not wrapped, since its process group has hooks."""
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
@@ -56,7 +56,7 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 
 
 def issued_by(group: Any) -> int | None:
-    """How many collectives a process group has issued on this rank; None where it does not count."""
+    """Returns how many collectives a process group has issued on this rank; None where it does not count."""
     try:
         count: int = group._get_sequence_number_for_group()
     except (AttributeError, RuntimeError):  # another kind of group, or a backend that does not count
@@ -65,7 +65,7 @@ def issued_by(group: Any) -> int | None:
 
 
 def issued_anywhere() -> int | None:
-    """How many collectives this process has issued in all its groups; None where one does not count."""
+    """Returns how many collectives this process has issued in all its groups; None where one does not count."""
     counts = [issued_by(group) for group in list(dist.distributed_c10d._world.pg_map)]
     return None if None in counts else sum(filter(None, counts))
 
@@ -105,7 +105,7 @@ class GroupHooks:
 
     @staticmethod
     def supported(group: object) -> bool:
-        """Whether this torch's process groups have such hooks."""
+        """Returns whether this torch's process groups have such hooks."""
         return hasattr(group, "register_pre_hook") and hasattr(group, "unregister_pre_hook")
 
     def close(self, busy: bool = False) -> None:
@@ -148,14 +148,17 @@ class GroupHooks:
 
 
 def _nobody() -> None:
-    """A reference to an observer that has gone."""
+    """Stands for a reference to an observer that has gone."""
 
 
 _registered: weakref.WeakKeyDictionary[Any, list[GroupHooks]] = weakref.WeakKeyDictionary()
 
 
 def _reduced_by(args: Any) -> list[torch.Tensor]:
-    """The gradients that an all-reduce takes; nothing for other collectives (these hooks see all of a group's)."""
+    """Returns the gradients that an all-reduce takes.
+
+    There are none for other collectives (these hooks see all of a group's).
+    """
     if args.name.name not in ("ALLREDUCE", "ALLREDUCE_COALESCED"):
         return []
     return [tensor for tensor in args.input_tensors if tensor.dtype is not torch.int32]

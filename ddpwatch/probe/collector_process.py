@@ -73,7 +73,7 @@ class CollectorProcess:
         self._start()
 
     def is_ready(self) -> bool:
-        """Whether the collector takes frames. Starts it again if it has died. Never waits.
+        """Returns whether the collector takes frames. Starts it again if it has died. Never waits.
 
         A collector that exits cleanly has done its work, or was asked to end, and is left alone.
 

@@ -78,7 +78,7 @@ def _observer_of(ddp: DistributedDataParallel) -> DdpObserver | None:
 
 
 def _see(ddp: DistributedDataParallel, hook: Hook, result: None) -> None:
-    """A comm hook has been registered, and runs as it is: it is seen by its calls, or by its process group's hooks.
+    """Watches a comm hook that runs as it is: it is seen by its calls, or by its process group's hooks.
 
     The former say which bucket a call is for, and see a hook that communicates nothing.
     """
@@ -121,7 +121,7 @@ def _before(observer: DdpObserver, bucket: GradBucket) -> Launch:
 
 
 def _after(observer: DdpObserver, bucket: GradBucket, future: Any, launch: Launch) -> None:
-    """A hook that returns a finished future and has issued no collective has communicated nothing."""
+    """Marks as idle a hook that returns a finished future and has issued no collective: nothing was communicated."""
     if launch is None or not isinstance(future, torch._C.Future):  # DDP refuses anything else
         return
     at, nbytes, before = launch
@@ -132,7 +132,7 @@ def _after(observer: DdpObserver, bucket: GradBucket, future: Any, launch: Launc
 
 
 def timed(hook: Hook, observer: DdpObserver) -> Hook:
-    """A user's comm hook with a stamp before and one when its future is done, where its calls cannot be seen."""
+    """Stamps a user's comm hook before and when its future is done, where its calls cannot be seen."""
 
     @functools.wraps(hook)
     def ddpwatch_timing(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -35,7 +35,7 @@ class CudaEvent(Protocol):
         """Enqueues the event on a stream."""
 
     def query(self) -> bool:
-        """Whether the GPU has passed it."""
+        """Returns whether the GPU has passed it."""
 
     def elapsed_time(self, end_event: CudaEvent) -> float:
         """Milliseconds from this event to another."""
@@ -91,7 +91,7 @@ class CudaClock:
         self.captured_ns: int | None = None
 
     def __call__(self) -> int:
-        """A stamp: the host's time, and an event on the current stream."""
+        """Returns a stamp: the host's time, and an event on the current stream."""
         if self._capturing():
             self.captured_ns = self._host()
             return self.captured_ns
@@ -194,7 +194,7 @@ def _stamps(record: StepRecord) -> Iterator[int]:
 
 
 def _completed(record: StepRecord) -> bool:
-    """Whether every bucket's completion has its stamp, or never gets one."""
+    """Returns whether every bucket's completion has its stamp, or never gets one."""
     return record.untimed or all(bucket.done is not None for bucket in record.buckets)
 
 
@@ -203,7 +203,7 @@ def _ns_between(start: CudaEvent, end: CudaEvent) -> int:
 
 
 def _note_what_the_host_saw(record: StepRecord) -> None:
-    """Where the host has carried out a collective, the GPU had passed its launch by then."""
+    """Counts that where the host has carried out a collective, the GPU had passed its launch by then."""
     for bucket in record.buckets:
         if isinstance(bucket.launch, GpuStamp) and bucket.done is not None and not isinstance(bucket.done, GpuStamp):
             bucket.launch.passed_ns = min(bucket.launch.passed_ns or bucket.done, bucket.done)
@@ -223,7 +223,7 @@ def _replace(record: StepRecord, host: Callable[[int], int]) -> None:
 
 
 def _queue(buckets: Iterable[BucketRecord]) -> None:
-    """A process group's collectives run in order on one stream: each starts once the one before it is done."""
+    """Starts each of a group's collectives once the one before it is done: they run in order on one stream."""
     done: dict[int, int] = {}
     for bucket in buckets:
         bucket.start = max(bucket.launch, done.get(bucket.group, 0))

@@ -20,7 +20,7 @@ MAX_STREAMS = 256  # that are remembered; torch's pools have 32 per priority
 
 
 def cuda_clock(device: torch.device) -> CudaClock:
-    """The clock of a GPU, for the thread that trains on it."""
+    """Returns the clock of a GPU, for the thread that trains on it."""
     capturing = torch.cuda.is_current_stream_capturing
     return CudaClock(make_event, current_stream_of(device), capturing, beside_captures=query_mode())
 

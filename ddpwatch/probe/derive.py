@@ -105,7 +105,7 @@ def derive_launches(
 
 
 def _sequence(issued: tuple[int | None, int | None], count: int) -> list[int | None]:
-    """The sequence numbers of the buckets' collectives. After them DDP may reduce which parameters were used.
+    """Returns the sequence numbers of the buckets' collectives. After them DDP may reduce which parameters were used.
 
     With more collectives than that, a comm hook issues several per bucket, and only the first one's number is known.
     """

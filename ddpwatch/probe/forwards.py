@@ -84,7 +84,7 @@ class SeenForwards:
         self._seen.clear()
 
     def expect_buffers(self, ddp: DistributedDataParallel) -> None:
-        """The forward that has started may broadcast buffers.
+        """Expects buffers to be broadcast by the forward that has started.
 
         A hook on the module inside is for this forward alone, and what torch compiles must not meet it.
         """

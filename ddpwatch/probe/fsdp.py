@@ -109,7 +109,10 @@ class FsdpProbe(GuardedProbe):
             self._guarded(self._forward_begin, starts_step=True)(model, ())
 
     def issued_in(self) -> list[tuple[int, int]]:
-        """The ids of the module's process groups, each with how many collectives it has issued. For any thread."""
+        """Returns the ids of the module's process groups, each with how many collectives it has issued.
+
+        For any thread.
+        """
         counts = [(number, issued_by(group)) for group, number in list(self._ids.items())]
         return [(number, count) for number, count in counts if count is not None]
 
@@ -245,7 +248,7 @@ class FsdpProbe(GuardedProbe):
     # -- forward and backward ----------------------------------------------------------------------------------
 
     def _syncs(self) -> bool:
-        """Whether the next reduction is one over all ranks."""
+        """Returns whether the next reduction is one over all ranks."""
         group = next(self._live(), None)
         if group is None or not group.reduce_grads:
             return False
@@ -385,13 +388,13 @@ class FsdpProbe(GuardedProbe):
             setattr(group, name, _preceded(getattr(group, name), self._guarded(call)))
 
     def _too_many(self) -> int:
-        """How many reduce-scatters FSDP2 waits for before the next: it keeps the memory of a few only."""
+        """Returns how many reduce-scatters FSDP2 waits for before the next: it keeps the memory of a few only."""
         context = next((group.comm_ctx for group in self._live()), None)
         kept: int = getattr(context, "reduce_scatter_max_input_buffers", 1)  # older torch keeps one
         return 0 if context is None else max(0, len(self._reducing) - kept + 1)
 
     def _waits_for(self, *entries: BucketRecord | None) -> None:
-        """The compute stream is about to wait for these collectives."""
+        """Notes that the compute stream is about to wait for these collectives."""
         if not any(entries):
             return
         at = self._recorder.clock()
@@ -402,7 +405,7 @@ class FsdpProbe(GuardedProbe):
 
 
 def methods_under_way() -> int:
-    """How many methods that the job has registered as forwards have called what runs now."""
+    """Returns how many methods that the job has registered as forwards have called what runs now."""
     frame, count = sys._getframe(), 0
     while (before := frame.f_back) is not None:
         frame = before
@@ -420,7 +423,7 @@ def _preceded(method: Callable[..., Any], before: Callable[..., None]) -> Callab
 
 
 def parameter_groups(model: Any) -> dict[FSDPParamGroup, str]:
-    """The parameter groups of a model, each with the name of its module, or of its modules."""
+    """Returns the parameter groups of a model, each with the name of its module, or of its modules."""
     found: dict[FSDPParamGroup, list[str]] = {}
     for name, module in model.named_modules():
         for group in _groups_of(_get_module_fsdp_state(module)):
@@ -429,19 +432,19 @@ def parameter_groups(model: Any) -> dict[FSDPParamGroup, str]:
 
 
 def _groups_of(state: Any) -> list[FSDPParamGroup]:
-    """The parameter groups of one module, if it has a state; in older torch it has one group at most."""
+    """Returns the parameter groups of one module, if it has a state; in older torch it has one group at most."""
     if state is None or hasattr(state, "_fsdp_param_groups"):
         return [] if state is None else list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def device_of(model: FSDPModule) -> torch.device:
-    """The device that a model computes on; with offloading, its parameters are elsewhere."""
+    """Returns the device that a model computes on; with offloading, its parameters are elsewhere."""
     return model._get_fsdp_state()._device
 
 
 def backend_of(model: FSDPModule) -> str:
-    """The backend of a model's collectives."""
+    """Returns the backend of a model's collectives."""
     for group in parameter_groups(model):
         for attribute in _GROUPS:
             if (found := getattr(group.mesh_info, attribute, None)) is not None:
@@ -450,7 +453,7 @@ def backend_of(model: FSDPModule) -> str:
 
 
 def fsdp_flags(model: FSDPModule) -> Flags:
-    """What decides a model's timeline."""
+    """Returns what decides a model's timeline."""
     groups = list(parameter_groups(model))
     kinds = {kind for group in groups for name, kind in _GROUPS.items() if hasattr(group.mesh_info, name)}
     strategies = {("replication",): "replicate", ("replication", "sharding"): "hsdp"}

@@ -89,11 +89,11 @@ class GpuClockMap:
             self._take_snapshot()
 
     def host_ns(self, gpu_ns: int) -> int:
-        """The host's time at a GPU time that is no later than the newest passage."""
+        """Returns the host's time at a GPU time that is no later than the newest passage."""
         return gpu_ns + self._offset_at(gpu_ns)
 
     def error_ns(self, gpu_ns: int) -> int:
-        """How far `host_ns` may lie from the truth, for that GPU time and all later ones."""
+        """Returns how far `host_ns` may lie from the truth, for that GPU time and all later ones."""
         age = self._now.gpu_ns - gpu_ns
         offset = self._offset_at(gpu_ns)
         low = self._now.low - math.ceil(self._drift[1] * age)
@@ -106,14 +106,14 @@ class GpuClockMap:
         return self._offset + round(self._likely_drift * (gpu_ns - self._now.gpu_ns))
 
     def _aged(self, gpu_ns: int) -> _Bounds:
-        """What is known from before, at a later time."""
+        """Returns what is known from before, at a later time."""
         before, low, high = self._now
         slowest, fastest = self._drift
         age = gpu_ns - before
         return _Bounds(gpu_ns, low + math.floor(slowest * age), high + math.ceil(fastest * age))
 
     def _bounds(self, passages: Sequence[Passage], gpu_ns: int) -> _Bounds:
-        """What a step's passages say about the offset at its end."""
+        """Returns what a step's passages say about the offset at its end."""
         slowest, fastest = self._drift
         low = max(enqueued - at + slowest * (gpu_ns - at) for at, enqueued, _ in passages)
         high = min(passed - at + fastest * (gpu_ns - at) for at, _, passed in passages)

@@ -11,7 +11,7 @@ from ddpwatch.wire.messages import DEFAULT_GROUP, Group
 
 
 def describe(group: dist.ProcessGroup, device: torch.device) -> Group:
-    """The group's message, in which the sender fills in the rank. The backend is that of the device.
+    """Returns the group's message, in which the sender fills in the rank. The backend is that of the device.
 
     Name and members are empty if torch does not know the group.
     """
@@ -31,7 +31,7 @@ def describe(group: dist.ProcessGroup, device: torch.device) -> Group:
 
 
 def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The backend that moves a device's tensors, where torch may say ``undefined`` or ``cpu:gloo,cuda:nccl``.
+    """Returns the backend that moves a device's tensors, where torch may say ``undefined`` or ``cpu:gloo,cuda:nccl``.
 
     Empty if torch does not know the group.
     """

@@ -74,15 +74,15 @@ class GuardedProbe(ABC):
 
     @abstractmethod
     def _backward_begin(self, gradient: torch.Tensor) -> None:
-        """The first gradient of an output is there."""
+        """Runs when the first gradient of an output is there."""
 
     @abstractmethod
     def _compute_end(self) -> None:
-        """The graph is done, but for what other callbacks do at its end."""
+        """Runs when the graph is done, but for what other callbacks do at its end."""
 
     @abstractmethod
     def _backward_end(self) -> None:
-        """These are done, too."""
+        """Runs when these are done, too."""
 
     def _expect_backward(self, output: Any) -> None:
         """Hooks the outputs of a forward. A leaf among them is a parameter, which would gather a hook each time."""

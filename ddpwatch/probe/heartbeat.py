@@ -50,7 +50,7 @@ class Heartbeat:
         self._doing = doing
 
     def beat(self, now: int, dropped: int) -> Beat:
-        """The heartbeat of now."""
+        """Returns the heartbeat of now."""
         recorder, watched = self._recorder, self._modules()
         issued = _issued_in(watched)
         activity, since_ns = self._activity(watched, now)

@@ -121,7 +121,10 @@ class DdpProbe(GuardedProbe):
         return len(self._param_columns["params"])
 
     def issue_count(self) -> int | None:
-        """How many collectives the module's process group has issued, None where it does not count. For any thread."""
+        """Returns how many collectives the module's process group has issued, None where it does not count.
+
+        For any thread.
+        """
         ddp = self._ddp()
         return None if ddp is None else issued_by(ddp.process_group)
 
@@ -274,7 +277,7 @@ class DdpProbe(GuardedProbe):
         record.untimed = record.untimed or derived or not self.timed or self._recorder.shadow
 
     def _may_have_reduced(self, before: int | None, after: int | None) -> bool:
-        """Whether a backward whose launches nobody saw has reduced. `torch.autograd.grad`, for one, reduces nothing.
+        """Returns whether a backward whose launches nobody saw has reduced, unlike `torch.autograd.grad`.
 
         Args:
             before: How many collectives the group had issued before it, None if not known.
@@ -309,7 +312,7 @@ class DdpProbe(GuardedProbe):
     # -- buckets: the observer of `ddpwatch.probe.collectives` -------------------------------------------------
 
     def before_launch(self) -> int:
-        """The stamp of a bucket's launch, 0 where the collective is left alone.
+        """Returns the stamp of a bucket's launch, 0 where the collective is left alone.
 
         On a GPU, shadow steps have it as well: DDP's own ready times are the host's, which say nothing there.
         """
@@ -375,7 +378,7 @@ class DdpProbe(GuardedProbe):
 
 
 def _in_another() -> bool:
-    """Whether a forward that starts, or has just ended, is a part of the forward of a DDP module around this one."""
+    """Returns whether a forward that starts, or has just ended, is a part of one of a DDP module around it."""
     return DistributedDataParallel._active_ddp_module is not None
 
 

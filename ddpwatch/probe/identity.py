@@ -16,7 +16,7 @@ Flags = dict[str, bool | int | float | str | None]
 
 
 def attempt() -> int:
-    """How often torchrun has restarted the job."""
+    """Returns how often torchrun has restarted the job."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
@@ -29,7 +29,7 @@ def hello_of(
     rank: int,
     world_size: int,
 ) -> Hello:
-    """The introduction of the rank that trains ``module``, with the clock that it stamps with."""
+    """Returns the introduction of the rank that trains ``module``, with the clock that it stamps with."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     uuid = getattr(properties, "uuid", None)  # older versions of torch do not have it
@@ -59,7 +59,7 @@ def hello_of(
 
 
 def ddp_flags(ddp: DistributedDataParallel) -> Flags:
-    """The options of a DDP module that change its timeline."""
+    """Returns the options of a DDP module that change its timeline."""
     names = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
     flags: Flags = {name: getattr(ddp, name, None) for name in names}
     cap = getattr(ddp, "bucket_bytes_cap", None)
@@ -68,11 +68,14 @@ def ddp_flags(ddp: DistributedDataParallel) -> Flags:
 
 
 def as_text(value: object, most: int) -> str:
-    """What messages can hold of a value: so many characters of it, and none that is no Unicode, as in file names."""
+    """Returns what messages can hold of a value.
+
+    That is so many characters of it, and none that is no Unicode, as in file names.
+    """
     return str(value)[:most].encode(errors="replace").decode()
 
 
 def module_name(module: object) -> str:
-    """The class of a model; of one that FSDP2 has made a class for, the class that it was before."""
+    """Returns the class of a model; of one that FSDP2 has made a class for, the class that it was before."""
     kind = type(module)
     return kind.__mro__[getattr(kind, "_orig_cls_mro_index", 0)].__name__

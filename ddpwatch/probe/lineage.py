@@ -55,7 +55,7 @@ def _note() -> Path | None:
 
 
 def _read(note: Path) -> str:
-    """The run that a note names; empty if it names none. Waits for nobody, whatever is there."""
+    """Returns the run that a note names; empty if it names none. Waits for nobody, whatever is there."""
     try:
         return rundir.check_run_id(read_regular(note, _NOTE_BYTES, os.O_NOFOLLOW).decode())
     except (OSError, ValueError, DdpwatchError):

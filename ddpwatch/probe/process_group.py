@@ -49,7 +49,7 @@ class TimedGroup(dist.ProcessGroup):
 
 
 def _launched(observer: DdpObserver, tensor: torch.Tensor, at: int, work: dist.Work) -> None:
-    """A reducer that looks for unused parameters also reduces which ones were used: integers, not a bucket."""
+    """Stamps a launch. A reducer that looks for unused parameters also reduces integers, which are no bucket."""
     if tensor.dtype is not torch.int32:
         observer.after_launch(None, nbytes_of(tensor), at, work.get_future)
 

@@ -72,7 +72,7 @@ class BucketRecord:
         self.idle = False  # its comm hook returned a finished result at once: nothing was communicated
 
     def row(self, start: int) -> RecordedBucket:
-        """The bucket's columns in a `Step`: stamps are offsets from ``start``."""
+        """Returns the bucket's columns in a `Step`: stamps are offsets from ``start``."""
         stamps = (self.ready, self.start, self.done, *(self.wait or (None, None)))
         ready, free, done, began, ended = (None if at is None else at - start for at in stamps)
         which = (self.launch - start, self.module, self.index, self.nbytes)
@@ -143,7 +143,7 @@ class StepRecord:
         self.resolved = True  # no stamp waits for the GPU
 
     def settled(self) -> bool:
-        """Whether every launched bucket has its completion stamp (or never gets one)."""
+        """Returns whether every launched bucket has its completion stamp (or never gets one)."""
         return self.resolved and (self.untimed or all(bucket.done is not None for bucket in self.buckets))
 
     @property
@@ -152,12 +152,12 @@ class StepRecord:
         return 1 + len(self.ends) - self.sent
 
     def durations(self) -> Iterator[int]:
-        """How long each of its steps took (ns)."""
+        """Yields how long each of its steps took (ns)."""
         for start, end in pairwise((self.start, *self.ends, self.end)):
             yield max(0, end - start)
 
     def messages(self, rank: int, dropped: int, is_open: bool = False) -> Iterator[Step]:
-        """The messages of its steps that have not been sent, in order. Call it on the sender thread.
+        """Yields the messages of its steps that have not been sent, in order. Call it on the sender thread.
 
         Args:
             rank: Put into the messages.
@@ -177,7 +177,10 @@ class StepRecord:
             )  # fmt: skip
 
     def message(self, rank: int, dropped: int) -> Step:
-        """The record of one step as a message, after the work that was left for later. Call it on the sender thread."""
+        """Returns the record of one step as a message, after the work that was left for later.
+
+        Call it on the sender thread.
+        """
         if self.status == UNWATCHED:  # most steps of a fast job, and this competes with the training for its core
             return next(self.messages(rank, dropped))
         later, self.later = self.later, []
@@ -226,7 +229,7 @@ class StepRecord:
 
 
 def without(waits: Intervals, spans: list[PhaseSpan]) -> list[PhaseSpan]:
-    """The spans without the waits for collectives, which become spans of their own."""
+    """Returns the spans without the waits for collectives, which become spans of their own."""
     if not waits:
         return spans
     found: list[PhaseSpan] = [("sync", start, end) for start, end in waits]

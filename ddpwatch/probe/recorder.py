@@ -32,7 +32,7 @@ STRETCH_NS = 25_000_000  # of unwatched steps: half of how far ahead the collect
 
 
 def _no_loader() -> None:
-    """A reference to no iterator."""
+    """Stands for a reference to no iterator."""
 
 
 class GpuClock(Protocol):
@@ -45,7 +45,7 @@ class GpuClock(Protocol):
     captured_ns: int | None
 
     def __call__(self) -> int:
-        """A stamp of now."""
+        """Returns a stamp of now."""
 
     def follow(self, record: StepRecord) -> None:
         """Takes a closed record to resolve its stamps."""
@@ -138,7 +138,7 @@ class StepRecorder:
     # -- forward ---------------------------------------------------------------------------------------------
 
     def forward_goes_unwatched(self, syncs: bool = True) -> bool:
-        """A forward starts: whether it lies in a stretch of unwatched steps, where no more than this is to be done.
+        """Starts a forward; returns whether it is in a stretch of unwatched steps, where nothing more is to be done.
 
         Most steps of a fast job start here, in cold caches: a call more is noticeable. Else, see `forward_begin`.
         """
@@ -167,7 +167,7 @@ class StepRecorder:
         return True
 
     def forward_begin(self, syncs: bool = True) -> None:
-        """A forward of a watched module starts: closes the previous step if it is complete.
+        """Starts a forward of a watched module: closes the previous step if it is complete.
 
         Args:
             syncs: Whether its backward will synchronise gradients.
@@ -207,7 +207,7 @@ class StepRecorder:
         self._enter("forward", now)
 
     def _level(self, slot: int, now: int) -> StepStatus:
-        """How much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
+        """Returns how much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
         if self.sampling is None:
             return FULL
         self.sampling.follow(self.lease.budget_ppm(slot, now))
@@ -216,7 +216,7 @@ class StepRecorder:
         return SHADOW if self.sampling.is_shadow(slot) else FULL
 
     def _begin_stretch(self, record: StepRecord, now: int) -> None:
-        """The steps after this unwatched one may pass until then. On a GPU, none: each has its own events."""
+        """Lets the steps after this unwatched one pass until then. On a GPU, none: each has its own events."""
         record.epoch = self.epoch  # now: the sender may send some of its steps before it ends
         if self.sampling is not None and self.gpu is None:
             self._stretch_end, self._stretch_until = self.sampling.unwatched_until(record.slot), now + STRETCH_NS
@@ -277,14 +277,14 @@ class StepRecorder:
             self._leave("sync", "forward")
 
     def forward_end(self) -> None:
-        """The forward that started last has returned."""
+        """Ends the forward that started last."""
         if self.phase == "forward":
             self._leave("forward", "between")
 
     # -- between the steps -----------------------------------------------------------------------------------
 
     def data_wait(self, loader: LoaderRef, start: int, end: int) -> None:
-        """The loop has waited for a batch (host, ns): of the next forward's step, or of the validation under way.
+        """Notes a wait of the loop for a batch (host, ns): of the next forward's step, or of the validation under way.
 
         Args:
             loader: The DataLoader's iterator; the same object as long as the iterator lives.
@@ -299,7 +299,7 @@ class StepRecorder:
         self._waits.append((start, end))
 
     def validation_begin(self, in_eval: bool) -> None:
-        """A forward without gradients starts. Several in a row are one validation.
+        """Starts a forward without gradients. Several in a row are one validation.
 
         A single one in training mode is part of the step that follows: it makes pseudo-labels, or a generator's images.
 
@@ -323,7 +323,7 @@ class StepRecorder:
             self._waits.clear()
 
     def validation_end(self) -> None:
-        """A forward without gradients has returned."""
+        """Ends a forward without gradients."""
         if self.phase == "input" and self._validation is not None:
             self._activity_end = self.clock()
             self._validation = (self._validation[0], self._activity_end)
@@ -335,7 +335,7 @@ class StepRecorder:
             self._validation = None
 
     def saved(self) -> None:
-        """A checkpoint has been written."""
+        """Notes that a checkpoint has been written."""
         if self.phase == "input":
             self._stretch_end = 0
             self._activity_end = self.clock()
@@ -343,7 +343,7 @@ class StepRecorder:
     # -- backward --------------------------------------------------------------------------------------------
 
     def backward_begin(self) -> bool:
-        """The first gradient of a watched output arrived. False if this backward is already open."""
+        """Returns the first gradient of a watched output arrived. False if this backward is already open."""
         if self.current is None or self.phase in ("", "backward", "sync"):
             return False
         self.current.backwards += 1
@@ -353,12 +353,12 @@ class StepRecorder:
         return True
 
     def backward_compute_end(self) -> None:
-        """The autograd graph is done; what follows is waiting for buckets."""
+        """Ends the autograd graph; what follows is waiting for buckets."""
         if self.phase == "backward":
             self._leave("backward", "sync")
 
     def backward_end(self, reduced: bool | None = None) -> None:
-        """The backward call is about to return.
+        """Ends the backward call, which is about to return.
 
         Args:
             reduced: Whether it has reduced its gradients; whether buckets were launched, if not given.
@@ -373,12 +373,12 @@ class StepRecorder:
                 self._optimizer_seen = False
 
     def wait_begin(self) -> None:
-        """The backward stops to wait for a collective: a synchronous one, inside a hook."""
+        """Notes that the backward stops to wait for a collective: a synchronous one, inside a hook."""
         if self.phase == "backward":
             self._leave("backward", "sync")
 
     def wait_end(self) -> None:
-        """The backward goes on after `wait_begin`."""
+        """Notes that the backward goes on after `wait_begin`."""
         if self.phase == "sync":
             self._leave("sync", "backward")
 
@@ -393,7 +393,7 @@ class StepRecorder:
         *,
         launch: int | None = None,
     ) -> BucketRecord | None:
-        """A bucket's collective is issued. None outside a backward that is being recorded.
+        """Returns a bucket's collective is issued. None outside a backward that is being recorded.
 
         Args:
             module: Number of the watched module.
@@ -415,7 +415,7 @@ class StepRecorder:
         return bucket
 
     def collective_launch(self, bucket: BucketRecord) -> bool:
-        """A collective that does not belong to a backward alone is issued; whether the open step has it now."""
+        """Returns a collective that does not belong to a backward alone is issued; whether the open step has it now."""
         if self.current is None or self.phase in ("", "input"):
             return False
         if len(self.current.buckets) >= MAX_COLLECTIVES:
@@ -430,7 +430,7 @@ class StepRecorder:
         return True
 
     def bucket_done(self, bucket: BucketRecord, at: int | None = None) -> None:
-        """The bucket's result is there, now or at ``at`` (absolute ns). Safe on any thread."""
+        """Notes that the bucket's result is there, now or at ``at`` (absolute ns). Safe on any thread."""
         bucket.done = self.clock() if at is None else at
         self.box.done(bucket.index)
 
@@ -446,20 +446,20 @@ class StepRecorder:
             self.current.own_ns += ns
 
     def warm_up(self) -> None:
-        """The open step groups gradients into buckets for the first time: it stays out of every statistic."""
+        """Keeps the open step, which groups gradients into buckets for the first time, out of every statistic."""
         if self.current is not None:
             self.current.status = "warmup"
 
     # -- optimizer and step ----------------------------------------------------------------------------------
 
     def optimizer_begin(self) -> None:
-        """An optimizer step starts. Nested ones (a wrapper around another) count as one."""
+        """Starts an optimizer step. Nested ones (a wrapper around another) count as one."""
         self._optimizer_depth += 1
         if self._optimizer_depth == 1 and self.current is not None and self.phase in ("between", "input"):
             self._enter("optimizer", self.clock())
 
     def optimizer_end(self) -> None:
-        """The optimizer step that started last has returned."""
+        """Ends the optimizer step that started last."""
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if self._optimizer_depth or self.current is None:
             return
@@ -476,7 +476,7 @@ class StepRecorder:
         self._optimizer_end = self._phase_start
 
     def abort(self, now: int | None = None) -> None:
-        """The open step was left by an exception: closes it as aborted, and the next one starts clean."""
+        """Closes the open step, which an exception has left, as aborted, so that the next one starts clean."""
         self._end_stretch()
         if self.current is not None:
             self.current.status = "aborted"
@@ -552,7 +552,7 @@ class StepRecorder:
             self._emit(record)
 
     def _learn_stretch(self, record: StepRecord) -> None:
-        """The schedule learns how long the steps of a stretch took."""
+        """Tells the schedule how long the steps of a stretch took."""
         if self.sampling is not None:
             for duration in record.durations():
                 self.sampling.learn(UNWATCHED, 0, duration)

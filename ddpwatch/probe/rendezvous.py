@@ -94,7 +94,7 @@ class Rendezvous:
         self.leave()
 
     def find(self) -> CollectorAddress | None:
-        """The collector's address, or None while it is not known, or the collector is not ready.
+        """Returns the collector's address, or None while it is not known, or the collector is not ready.
 
         Raises:
             JobUnwatchedError: Rank 0 cannot watch or is gone, or this rank's host cannot, and another rank says so.
@@ -210,14 +210,14 @@ class Rendezvous:
 
     @staticmethod
     def _is_to_come(address: CollectorAddress) -> bool:
-        """Whether the collector is still to come."""
+        """Returns whether the collector is still to come."""
         try:
             return rundir.is_claimed(address.run_id)
         except DdpwatchError as error:  # rank 0 has given up, and says so
             raise JobUnwatchedError(error.message) from error
 
     def _is_on_one_host(self) -> bool:
-        """Whether all ranks are on this host, as far as the launcher says."""
+        """Returns whether all ranks are on this host, as far as the launcher says."""
         local = os.environ.get("LOCAL_WORLD_SIZE") == str(self._world_size)
         return local or os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1")
 
@@ -243,7 +243,10 @@ def new_run_id(session: int) -> str:
 
 
 def recording_path(record: str | os.PathLike[str]) -> Path:
-    """Where to record to: to a new file, whether an earlier job, a restart or another job has left one of that name."""
+    """Returns where to record to.
+
+    It is a new file, whether an earlier job, a restart or another job has left one of that name.
+    """
     path, restarts = Path(record).absolute(), attempt()
     path = path.with_suffix(f".{restarts}{path.suffix}") if restarts else path
     try:

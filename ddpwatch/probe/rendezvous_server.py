@@ -132,7 +132,7 @@ class RendezvousServer:
         return bool(node.key)
 
     def _root(self, collector: CollectorProcess) -> RootAddress | None:
-        """Where the root listens; None while it does not say so."""
+        """Returns where the root listens; None while it does not say so."""
         if self._keys is None:
             try:
                 self._keys = new_key_pair()

@@ -138,7 +138,7 @@ class Sender(threading.Thread):
                 pass
 
     def _say_no_more(self) -> None:
-        """What can still be said: that this rank is no longer watched and, at the end, its goodbye."""
+        """Sends what can still be said: that this rank is no longer watched and, at the end, its goodbye."""
         with contextlib.suppress(Exception):
             self._send_messages()
             while self._sink is not None and not self._stopping.is_set():
@@ -189,7 +189,7 @@ class Sender(threading.Thread):
         return socket
 
     def _rank_file(self, directory: str) -> FrameSink | None:
-        """The rank file, once the run has a name. No host has a collector then."""
+        """Returns the rank file, once the run has a name. No host has a collector then."""
         from ddpwatch.recording.rank_file import RankFile
 
         hello, address = self._queue.hello, self._rendezvous.find()
@@ -264,7 +264,7 @@ class Sender(threading.Thread):
 
     @staticmethod
     def _may_go(record: StepRecord, now: int) -> bool:
-        """Whether a record is complete, or overdue. One that waits for the GPU is still being written to."""
+        """Returns whether a record is complete, or overdue. One that waits for the GPU is still being written to."""
         return record.settled() or (record.resolved and now - record.end > SETTLE_NS)
 
     def _send_rest(self) -> None:
@@ -297,7 +297,7 @@ class Sender(threading.Thread):
             self._send(message)
 
     def _send(self, message: Message) -> bool:
-        """Whether there was room for it."""
+        """Returns whether there was room for it."""
         if self._sink is None:
             return False
         try:

@@ -344,7 +344,7 @@ class ProbeSession:
         _log.log(level, "ddpwatch %s, %s: %s", what, goes_on, reason)
 
     def _doing(self) -> Doing:
-        """What this rank does outside its steps, for its heartbeats."""
+        """Returns what this rank does outside its steps, for its heartbeats."""
         return (NO_LONGER_WATCHED, self._gave_up_ns) if self._gave_up_ns else self._activity.doing
 
     def _leave_to_parent(self) -> None:
@@ -371,13 +371,13 @@ def _in_child(leave: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 
 def is_sharded(model: object) -> bool:
-    """Whether FSDP2 has the model: ``fully_shard``, or the new ``replicate``. Imports nothing of it."""
+    """Returns whether FSDP2 has the model: ``fully_shard``, or the new ``replicate``. Imports nothing of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return isinstance(model, getattr(fsdp, "FSDPModule", ()))
 
 
 def check_watchable(model: object) -> DistributedDataParallel | FSDPModule:
-    """The model, if it can be watched.
+    """Returns the model, if it can be watched.
 
     Raises:
         UsageError: It is not a module of DDP or FSDP2, or DDP's reducer cannot be seen.
@@ -392,7 +392,7 @@ def check_watchable(model: object) -> DistributedDataParallel | FSDPModule:
 
 
 def _unwatchable(model_class: type) -> UsageError:
-    """What ``watch()`` says of a model that it cannot watch."""
+    """Returns what ``watch()`` says of a model that it cannot watch."""
     from ddpwatch.analysis.diagnosis.words.why_unwatched import (  # only now: a rank that is watched needs none of it
         MODELS,
         WATCHED,
@@ -492,7 +492,7 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
 
 
 def _unwatched(error: Exception) -> Watch:
-    """What ``watch()`` returns after an error of ddpwatch's, which it reports."""
+    """Returns what ``watch()`` returns after an error of ddpwatch's, which it reports."""
     if is_the_jobs(error):
         raise error
     if _session is not None:

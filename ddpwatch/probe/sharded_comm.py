@@ -30,7 +30,7 @@ class ShardedObserver(Protocol):
     def launch(
         self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
     ) -> BucketRecord | None:
-        """A collective is about to be issued; None where it is left alone.
+        """Returns a collective is about to be issued; None where it is left alone.
 
         Args:
             op: Its operation.
@@ -41,19 +41,19 @@ class ShardedObserver(Protocol):
         """
 
     def stamp(self) -> int | None:
-        """A stamp of now; None where nothing is recorded."""
+        """Returns a stamp of now; None where nothing is recorded."""
 
     def finished(self, entry: BucketRecord) -> None:
-        """The call has returned: on the host the result is there, on a GPU the collective is enqueued."""
+        """Notes that the call has returned: on the host the result is there, on a GPU the collective is enqueued."""
 
     def failed(self, entry: BucketRecord) -> None:
-        """The call has raised."""
+        """Notes that the call has raised."""
 
     def follow(self, entry: BucketRecord, work: Any) -> None:
-        """The call has returned at once, and ``work`` completes later."""
+        """Notes that the call has returned at once, and that ``work`` completes later."""
 
     def waited(self, entry: BucketRecord, begin: int | None) -> None:
-        """A wait for it is over that started at ``begin``."""
+        """Notes the end of a wait for it that started at ``begin``."""
 
 
 class _SeenWork(wrapt.ObjectProxy[Any]):
@@ -156,7 +156,7 @@ class _Reducing:
 
 
 def forget_reduction() -> None:
-    """A forward starts: what was reduced last has had its all-reduce, has none, or has failed."""
+    """Forgets, at a forward, what was reduced last: it has had its all-reduce, has none, or has failed."""
     _Reducing.comm = _none
 
 

@@ -37,7 +37,7 @@ class StackTaker:
         self._stillness.add_step(step)
 
     def take_beat(self, beat: Beat) -> Stack | None:
-        """The stacks, if this heartbeat shows that the rank stands still for too long, and the first time it does."""
+        """Returns the stacks the first time that a heartbeat shows the rank standing still for too long."""
         stillness = self._stillness
         stillness.add_beat(beat)
         if not stillness.lasts_too_long or self._is_taken(beat.at_ns):
@@ -56,7 +56,10 @@ class StackTaker:
 
 
 def dump(thread: int) -> tuple[str, int]:
-    """The stacks of all threads but the calling one, that thread's first, and how many there are; "" without any."""
+    """Returns the stacks of all threads but the calling one, that thread's first, and how many there are.
+
+    The text is empty without any.
+    """
     with contextlib.suppress(AttributeError, OSError, RuntimeError):  # no such file here, or no room for it
         file = os.memfd_create("ddpwatch-stack")
         try:

@@ -73,7 +73,7 @@ class StoreConnection:
         return self._used
 
     def check(self, names: list[str]) -> bool:
-        """Whether all these names are there."""
+        """Returns whether all these names are there."""
         return bool(self._store().check(names))
 
     def add(self, name: str, amount: int) -> int:
@@ -81,7 +81,7 @@ class StoreConnection:
         return int(self._store().add(name, amount))
 
     def get(self, name: str) -> bytes:
-        """What is under a name that is there."""
+        """Returns what is under a name that is there."""
         return bytes(self._store().get(name))
 
     def set(self, name: str, text: str) -> None:
@@ -113,7 +113,7 @@ class Request(msgspec.Struct):
 
 
 def understood(answer: str, kind: type[Kind]) -> Kind:
-    """What rank 0 has answered.
+    """Returns what rank 0 has answered.
 
     Raises:
         DdpwatchError: It is something else.
@@ -181,7 +181,10 @@ class RequestQueue:
         self._left: set[str] = set()  # nonces of the answers in the run directory
 
     def new_requests(self) -> Iterator[Request]:
-        """The requests since the last call. A rank that died when it had just counted its request leaves a gap."""
+        """Yields the requests since the last call.
+
+        A rank that died when it had just counted its request leaves a gap.
+        """
         last = self._read + 2 if self._read else self._store.add(f"{self._prefix}/questions", 0)
         number = self._read + 1
         most = number + MOST_LOOKS

@@ -93,7 +93,7 @@ class BlackBox:
 
 
 def new_page(path: Path, size: int) -> mmap.mmap:
-    """A new file of that size, filled with zeros, in memory that other processes can map.
+    """Returns a new file of that size, filled with zeros, in memory that other processes can map.
 
     Raises:
         OSError: The file exists, or memory is full: that must show now, not as a SIGBUS later.
@@ -107,7 +107,7 @@ def new_page(path: Path, size: int) -> mmap.mmap:
 
 
 def read(path: Path | None) -> LastState | None:
-    """The last state in a black box; None if there is no such file, or if it is something else."""
+    """Returns the last state in a black box; None if there is no such file, or if it is something else."""
     if path is None:
         return None
     try:

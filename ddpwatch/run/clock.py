@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; empty where there is none."""
+    """Returns the kernel's id of this boot; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -17,12 +17,12 @@ def boot_id() -> str:
 
 
 def time_namespace() -> str:
-    """The Linux time namespace, e.g. ``time:[4026531834]``; empty where there is none."""
+    """Returns the Linux time namespace, e.g. ``time:[4026531834]``; empty where there is none."""
     return _namespace("time")
 
 
 def pid_namespace() -> str:
-    """The Linux pid namespace, e.g. ``pid:[4026531836]``; empty where there is none."""
+    """Returns the Linux pid namespace, e.g. ``pid:[4026531836]``; empty where there is none."""
     return _namespace("pid")
 
 
@@ -35,7 +35,7 @@ def start_ticks(pid: int) -> int:
 
 
 def pid_alive(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
+    """Returns whether the process exists and is not a zombie."""
     import psutil  # a rank never asks
 
     try:

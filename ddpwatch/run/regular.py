@@ -33,7 +33,7 @@ def open_regular(path: Path, flags: int = 0) -> int:
 
 
 def read_regular(path: Path, limit: int = MOST_BYTES, flags: int = 0) -> bytes:
-    """The content of a small regular file.
+    """Returns the content of a small regular file.
 
     Raises:
         OSError: As `open_regular`, or it has more bytes than the limit.

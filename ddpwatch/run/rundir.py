@@ -74,7 +74,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
 
 
 def directory() -> Path:
-    """The run directory, created with mode 0700 if it is missing.
+    """Returns the run directory, created with mode 0700 if it is missing.
 
     Raises:
         DdpwatchError: It cannot be created, is a symbolic link, belongs to another user, or is open to others.
@@ -109,7 +109,10 @@ def _configured() -> Path:
 
 
 def _is_usable(runtime: str) -> bool:
-    """Whether the runtime directory is there, and the user's. SLURM, sudo and containers pass on one that is not."""
+    """Returns whether the runtime directory is there, and the user's.
+
+    SLURM, sudo and containers pass on one that is not.
+    """
     try:
         return Path(runtime).stat().st_uid == os.getuid() and os.access(runtime, os.W_OK | os.X_OK)
     except OSError:
@@ -117,12 +120,12 @@ def _is_usable(runtime: str) -> bool:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Whether it is a directory of the user's that is closed to others."""
+    """Returns whether it is a directory of the user's that is closed to others."""
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
 
 
 def _memory_directory(run_directory: Path) -> Path | None:
-    """The run directory if it is in memory, else a private directory that is; None if there is none."""
+    """Returns the run directory if it is in memory, else a private directory that is; None if there is none."""
     if file_system(run_directory) == "tmpfs":
         return run_directory
     if file_system(SHARED_MEMORY) != "tmpfs":
@@ -148,7 +151,7 @@ def file_system(path: Path) -> str:
 
 
 def node() -> str:
-    """A name for this host, or container: equal for processes that reach each other's sockets in the run directory.
+    """Returns a name for this host, or container: equal for processes that share the run directory's sockets.
 
     Network and pid namespaces make no difference, and neither does the host's name.
     """
@@ -158,19 +161,19 @@ def node() -> str:
 
 
 def script_name(path: str) -> str:
-    """What a script is called: its file, or the package that ``python -m`` runs."""
+    """Returns what a script is called: its file, or the package that ``python -m`` runs."""
     file = Path(path)
     return file.parent.name if file.name == "__main__.py" else file.name
 
 
 def new_run_id(script: str) -> str:
-    """A short name: the script, the time of day, four random hex digits."""
+    """Returns a short name: the script, the time of day, four random hex digits."""
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script_name(script)).stem).strip("-")[:24] or "run"
     return f"{stem}-{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def is_run_id(run_id: str) -> bool:
-    """Whether the id can be part of a file's name."""
+    """Returns whether the id can be part of a file's name."""
     return _RUN_ID.fullmatch(run_id) is not None
 
 
@@ -190,7 +193,7 @@ def _path(run_id: str, suffix: str) -> Path:
 
 
 def endpoints(run_id: str) -> tuple[str, str]:
-    """The Unix socket endpoints (ingest, publish) of a run.
+    """Returns the Unix socket endpoints (ingest, publish) of a run.
 
     Raises:
         DdpwatchError: The directory's path is too long for a Unix socket.
@@ -276,7 +279,7 @@ def _in_memory(run_id: str, suffix: str) -> Path | None:
 
 
 def _mapped(run_id: str) -> list[Path]:
-    """The run's black boxes and lease."""
+    """Returns the run's black boxes and lease."""
     base = directory()
     places = {base, _memory_directory(base) or base}
     return [path for place in places for suffix in ("box*", "lease") for path in place.glob(f"{run_id}.{suffix}")]
@@ -319,7 +322,7 @@ def rest(run_id: str, rank: int) -> Path:
 
 
 def rests(run_id: str) -> list[Path]:
-    """What ranks have left in this way."""
+    """Returns what ranks have left in this way."""
     return sorted(directory().glob(f"{check_run_id(run_id)}{REST}*"))
 
 
@@ -341,12 +344,12 @@ def _is_past(note: Path, named: re.Match[str]) -> bool:
 
 
 def _pids_here() -> str:
-    """A name for the processes that have a pid here: those of this boot and pid namespace."""
+    """Returns a name for the processes that have a pid here: those of this boot and pid namespace."""
     return hashlib.blake2b(f"{clock.boot_id()} {clock.pid_namespace()}".encode(), digest_size=6).hexdigest()
 
 
 def live_runs() -> list[RunInfo]:
-    """The live runs on this machine, newest first. Removes the files of those that ended."""
+    """Returns the live runs on this machine, newest first. Removes the files of those that ended."""
     _remove_old()
     _remove_unpublished()
     runs = [info for info in _published() if not is_elsewhere(info) and _is_live(info)]
@@ -354,12 +357,15 @@ def live_runs() -> list[RunInfo]:
 
 
 def runs_elsewhere() -> list[RunInfo]:
-    """The runs of other hosts and earlier boots in this directory, newest first; they may have ended."""
+    """Returns the runs of other hosts and earlier boots in this directory, newest first; they may have ended."""
     return sorted(filter(is_elsewhere, _published()), key=lambda info: info.started, reverse=True)
 
 
 def is_elsewhere(info: RunInfo) -> bool:
-    """Whether the run belongs to another boot or host. Files of older versions do not say, and count as local."""
+    """Returns whether the run belongs to another boot or host.
+
+    Files of older versions do not say, and count as local.
+    """
     return info.boot_id not in ("", clock.boot_id())
 
 
@@ -369,7 +375,7 @@ def last_view(run_id: str) -> Path:
 
 
 def last_views() -> list[Path]:
-    """The recordings that ended runs have left, newest first. Removes all but `KEEP_LAST_VIEWS`."""
+    """Returns the recordings that ended runs have left, newest first. Removes all but `KEEP_LAST_VIEWS`."""
     dated = []
     for path in directory().glob("*.mcap"):
         with contextlib.suppress(OSError):  # another collector may have removed it just now
@@ -383,17 +389,17 @@ def last_views() -> list[Path]:
 
 
 def newest_run() -> RunInfo | None:
-    """The live run that started last; None without one."""
+    """Returns the live run that started last; None without one."""
     return next(iter(live_runs()), None)
 
 
 def is_published(run_id: str) -> bool:
-    """Whether viewers can find the run: its collector is up, and has not ended."""
+    """Returns whether viewers can find the run: its collector is up, and has not ended."""
     return _path(run_id, ".json").exists()
 
 
 def is_claimed(run_id: str) -> bool:
-    """Whether the run's collector is still to come.
+    """Returns whether the run's collector is still to come.
 
     Raises:
         DdpwatchError: There is no such run any more.
@@ -405,12 +411,12 @@ def is_claimed(run_id: str) -> bool:
 
 
 def is_live(endpoint: str) -> bool:
-    """Whether a live run publishes there; also while its collector is started again."""
+    """Returns whether a live run publishes there; also while its collector is started again."""
     return any(info.publish == endpoint for info in live_runs())
 
 
 def find(name: str) -> RunInfo:
-    """The live run with that id, or with an id that starts with it.
+    """Returns the live run with that id, or with an id that starts with it.
 
     Raises:
         UsageError: No run matches, or more than one.
@@ -431,7 +437,7 @@ def _published() -> Iterator[RunInfo]:
 
 
 def _read(path: Path) -> RunInfo | None:
-    """The run in a file; None if it cannot be decoded, or names another run than the file does.
+    """Returns the run in a file; None if it cannot be decoded, or names another run than the file does.
 
     Its sockets are beside the file, even if the directory has another path here than for the collector: in a container.
     """
@@ -446,7 +452,7 @@ def _read(path: Path) -> RunInfo | None:
 
 
 def _is_live(info: RunInfo) -> bool:
-    """Whether a local run's collector is alive; removes the run's files if it is certain that it is not."""
+    """Returns whether a local run's collector is alive; removes the run's files if it is certain that it is not."""
     if not info.boot_id:
         return _process_lives(info)
     try:
@@ -461,7 +467,7 @@ def _is_live(info: RunInfo) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether somebody holds the claim on a run's file. May raise OSError."""
+    """Returns whether somebody holds the claim on a run's file. May raise OSError."""
     with os.fdopen(open_regular(path), "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -479,7 +485,7 @@ def _remove_unpublished() -> None:
 
 
 def _process_lives(info: RunInfo) -> bool:
-    """Whether the collector's process is there, or may be: in another pid namespace, it cannot be seen."""
+    """Returns whether the collector's process is there, or may be: in another pid namespace, it cannot be seen."""
     if info.pid_ns not in ("", clock.pid_namespace()):
         return True
     return clock.pid_alive(info.pid) and info.start_ticks in (0, clock.start_ticks(info.pid))

@@ -75,7 +75,10 @@ def create(path: Path) -> None:
 
 
 def read(path: Path) -> list[Process] | None:
-    """What the processes of a job have said so far, in the order in which they started; None without the file."""
+    """Returns what the processes of a job have said so far, in the order in which they started.
+
+    None without the file.
+    """
     try:
         with open(path, "rb") as file:
             return list(_processes(file.read(2 * MOST_BYTES)))

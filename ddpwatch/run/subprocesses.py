@@ -22,6 +22,9 @@ if child := os.fork():
 
 
 def module_command(module: str, *arguments: str, is_grandchild: bool = False) -> list[str]:
-    """The command that runs a module; in a child of the process that starts, for those that kill their children."""
+    """Returns the command that runs a module.
+
+    In a child of the process that starts, for those that kill their children.
+    """
     run = _BELOW + _RUN if is_grandchild else _RUN
     return [sys.executable, "-c", run, str(Path(__file__).parents[2]), module, *arguments]

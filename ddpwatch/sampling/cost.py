@@ -64,11 +64,11 @@ class Differences:
         self.count += 1
 
     def enough(self, share: float) -> bool:
-        """Whether there are enough for a median, if steps of that level are such a share of all."""
+        """Returns whether there are enough for a median, if steps of that level are such a share of all."""
         return len(self.values) >= (FEW_PAIRS if share < RARE_SHARE else ENOUGH_PAIRS)
 
     def interval(self) -> tuple[float, float, float]:
-        """The median and its 95 % interval; with fewer than six values, from the least to the greatest."""
+        """Returns the median and its 95 % interval; with fewer than six values, from the least to the greatest."""
         return median(self.values), *median_bounds(self.values, 0.975)
 
 
@@ -123,7 +123,7 @@ class CostMeter:
         self._before = None
 
     def newest_full(self) -> tuple[int, int]:
-        """How many of the newest steps are full, and how many these are: `NEWEST_STEPS`; `SHARE_STEPS` if few are full.
+        """Returns how many of the newest `NEWEST_STEPS` are full, and how many these are (`SHARE_STEPS` if few are).
 
         At the start, these are fewer.
         """
@@ -133,13 +133,13 @@ class CostMeter:
         return levels.count(FULL), len(levels)
 
     def _compare(self, levels: tuple[str, str], before: Step, middle: Step, after: Step) -> None:
-        """A step against the mean of its two neighbours: a steady drift cancels out."""
+        """Compares a step with the mean of its two neighbours: a steady drift cancels out."""
         difference = _cpu_ns(middle) - (_cpu_ns(before) + _cpu_ns(after)) / 2
         known = self.differences.setdefault(levels, Differences())
         known.add_value(difference if middle.status == levels[1] else -difference)
 
     def cost(self) -> Cost | None:
-        """The cost; None while there are too few comparisons."""
+        """Returns the cost; None while there are too few comparisons."""
         step_ns = median(self._durations) if self._durations else 0
         if not step_ns:
             return None
@@ -151,7 +151,10 @@ class CostMeter:
         return None
 
     def _own_ns(self) -> float:
-        """What the hooks measure of themselves in an unwatched step: more where CPU time is taken than elsewhere."""
+        """Returns what the hooks measure of themselves in an unwatched step.
+
+        More where CPU time is taken than elsewhere.
+        """
         kinds = [[own_ns for kind, own_ns in self._own if kind is without_cpu] for without_cpu in (False, True)]
         return sum(len(kind) * median(kind) for kind in kinds if kind) / len(self._own)
 
@@ -179,7 +182,7 @@ def _count(known: Differences | None) -> int:
 
 
 def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: float, full_share: float) -> Cost:
-    """The sum of the terms, whose errors are independent, and of what ddpwatch's threads measure of themselves."""
+    """Returns the sum of the terms, whose errors are independent, and of what ddpwatch's threads measure."""
     total, below, above, pairs = own_ns, 0.0, 0.0, 0
     for share, known in terms:
         middle, low, high = known.interval()
@@ -190,7 +193,7 @@ def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: fl
 
 
 def _compared(before: Step, middle: Step, after: Step) -> tuple[str, str] | None:
-    """The two levels, if three steps in a row did the same work and only the middle one differs in level."""
+    """Returns the two levels, if three steps in a row did the same work and only the middle one differs in level."""
     if before.status != after.status or before.status == middle.status:
         return None
     if (before.step, after.step) != (middle.step - 1, middle.step + 1):
@@ -202,7 +205,7 @@ def _compared(before: Step, middle: Step, after: Step) -> tuple[str, str] | None
 
 
 def _alike(one: Step, other: Step) -> bool:
-    """Whether two steps did the same work, as far as that is known."""
+    """Returns whether two steps did the same work, as far as that is known."""
     if not (is_watched(one.status) and is_watched(other.status)):
         return True
     return (one.synced, one.micro_steps) == (other.synced, other.micro_steps)

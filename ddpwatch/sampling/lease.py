@@ -73,7 +73,7 @@ class Lease:
                 self._words = words
 
     def budget_ppm(self, slot: int, now: int) -> int:
-        """The budget for a step that starts now (monotonic ns), as millionths of it; 0 without a lease."""
+        """Returns the budget for a step that starts now (monotonic ns), as millionths of it; 0 without a lease."""
         words = self._words
         if not 0 < words[_DEADLINE] - now <= LONGEST_NS:
             return 0
@@ -100,7 +100,7 @@ class LeasePage:
         self._words[_KIND] = _kind()
 
     def granted_ppm(self, now: int) -> int:
-        """The budget granted last; 0 if that has run out by now (monotonic ns)."""
+        """Returns the budget granted last; 0 if that has run out by now (monotonic ns)."""
         return self._newest() & _BUDGET_MASK if now < self._words[_DEADLINE] else 0
 
     @property
@@ -120,7 +120,7 @@ class LeasePage:
         self._words[_DEADLINE] = now + LEASE_NS
 
     def term(self, now: int) -> tuple[int, int] | None:
-        """The budget granted last and its first slot, 0 ppm included; None once the lease has run out."""
+        """Returns the budget granted last and its first slot, 0 ppm included; None once the lease has run out."""
         return (self._newest() & _BUDGET_MASK, self.first_slot) if now < self._words[_DEADLINE] else None
 
     def _newest(self) -> int:
@@ -128,6 +128,6 @@ class LeasePage:
 
 
 def _kind() -> int:
-    """What the first word says: ranks and collector compute it alike if they share a clock."""
+    """Returns what the first word says: ranks and collector compute it alike if they share a clock."""
     text = f"ddpwatch lease 1 {clock.boot_id()} {clock.time_namespace()}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

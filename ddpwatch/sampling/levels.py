@@ -29,25 +29,25 @@ _NAMES = {"warmup": "warm-up"}
 
 
 def is_counted(status: StepStatus) -> bool:
-    """Whether statistics include such a step."""
+    """Returns whether statistics include such a step."""
     return status in _COUNTED
 
 
 def is_timed(status: StepStatus) -> bool:
-    """Whether the probe timed its collectives."""
+    """Returns whether the probe timed its collectives."""
     return status not in _UNTIMED
 
 
 def is_watched(status: StepStatus) -> bool:
-    """Whether more than its start and end is known."""
+    """Returns whether more than its start and end is known."""
     return status not in _UNWATCHED
 
 
 def is_odd(status: StepStatus) -> bool:
-    """Whether the job did something out of the ordinary: a warm-up step, or one left by an exception."""
+    """Returns whether the job did something out of the ordinary: a warm-up step, or one left by an exception."""
     return is_watched(status) and not is_counted(status)
 
 
 def status_name(status: StepStatus) -> str:
-    """The status as people read it."""
+    """Returns the status as people read it."""
     return _NAMES.get(status, status)

@@ -98,7 +98,10 @@ class SamplingPeriod:
         self.value = min(longest, self._wanted)
 
     def chosen(self, step: int) -> int:
-        """The step that is sampled in the period which this step lies in. A later step of the same one costs little."""
+        """Returns the step that is sampled in the period which this step lies in.
+
+        A later step of the same one costs little.
+        """
         period, number, chosen = self._chosen
         if period != self.value or number != step // period:
             period = self.value
@@ -170,11 +173,14 @@ class SamplingSchedule:
         self.full.allow(max(FULL_BUDGET, budget - self.watched.cost / self.watched.value), at_once)
 
     def is_shadow(self, step: int) -> bool:
-        """Whether this step, if it is watched (see `is_unwatched`), is a shadow step."""
+        """Returns whether this step, if it is watched (see `is_unwatched`), is a shadow step."""
         return self._shadows and step >= FIRST_FULL_STEPS and step != self.full.chosen(step)
 
     def is_unwatched(self, step: int) -> bool:
-        """Whether this step is unwatched. If most are watched, both of its neighbours are usually shadow steps."""
+        """Returns whether this step is unwatched.
+
+        If most are watched, both of its neighbours are usually shadow steps.
+        """
         if step < UNWATCHED_PERIOD:
             return False
         if self.watched.value > 1:
@@ -182,7 +188,10 @@ class SamplingSchedule:
         return is_sampled(step ^ 2, UNWATCHED_PERIOD)  # ^ 2: away from the full steps
 
     def unwatched_until(self, step: int) -> int:
-        """The next step, after this unwatched one, at whose start there is something to do: most cost nothing so."""
+        """Returns the next step, after this unwatched one, at whose start there is something to do.
+
+        Most cost nothing so.
+        """
         watched = self.watched
         if watched.value < CPU_PERIOD:
             return step + 1
@@ -192,12 +201,12 @@ class SamplingSchedule:
         return step + 1 if step <= chosen + 1 else step - step % watched.value + watched.value
 
     def needs_cpu_time(self, step: int) -> bool:
-        """Whether the CPU time at the start of this step is needed, to compare a watched step with its neighbours."""
+        """Returns whether this step's CPU time is needed, to compare a watched step with its neighbours."""
         return self.watched.value < CPU_PERIOD or -2 <= self.watched.chosen(step) - step <= 1
 
 
 def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = True) -> SamplingSchedule | None:
-    """The schedule of this process, with or without shadow steps; None if every step shall be full.
+    """Returns the schedule of this process, with or without shadow steps; None if every step shall be full.
 
     ``DDPWATCH_STEPS`` chooses: ``full`` records every step in full, ``all`` watches all steps but one in 32, and
     ``few`` watches every fourth step rather than every second one where steps are short.
@@ -213,7 +222,7 @@ def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = Tru
 
 
 def is_sampled(step: int, period: int) -> bool:
-    """Whether this is the one step of its ``period`` (a power of two) that is sampled."""
+    """Returns whether this is the one step of its ``period`` (a power of two) that is sampled."""
     for level in reversed(range(period.bit_length() - 1)):
         if step >> level & 1 != _random_bit(step >> level + 1, level):
             return False  # mostly after one bit or two; see `sampled_step`
@@ -221,7 +230,7 @@ def is_sampled(step: int, period: int) -> bool:
 
 
 def sampled_step(number: int, period: int) -> int:
-    """The one step of a period (a power of two) that is sampled, by the period's number; not the same one each time.
+    """Returns the step of a period (a power of two) that is sampled, by the period's number; not always the same.
 
     Stratified random sampling: each period is halved again and again, and a pseudo-random bit of that stretch of steps
     picks the half. So the samples have no rhythm that could coincide with one of the job's.
