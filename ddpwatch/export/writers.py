@@ -19,7 +19,7 @@ from ddpwatch.export.trace_size import TraceSize
 from ddpwatch.recording.overwrite_guard import check_output
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from ddpwatch.wire.messages import ClockExchange
+from ddpwatch.wire.messages import ClockExchange, type_name
 
 FORMATS = ("chrome", "csv", "parquet", "ndjson")
 _BATCH = 20_000
@@ -81,14 +81,14 @@ def _chrome(recording: Recording, selection: Selection, frames: Callable[[], Fra
 
 
 def _ndjson(frames: Frames, out: Path) -> int:
-    """One JSON object per frame: ``seq``, ``received_ns`` and the message as it was sent.
+    """One JSON object per frame: ``seq``, ``received_ns`` and all fields of the message.
 
     A ping has a time of that name: ``root_received_ns``.
     """
     count = 0
     with out.open("wb") as file:
         for message, envelope in frames:
-            sent = msgspec.to_builtins(message)
+            sent = {"type": type_name(message)} | msgspec.structs.asdict(message)
             if isinstance(message, ClockExchange):
                 sent["root_received_ns"] = sent.pop("received_ns")
             head = {"seq": envelope.seq, "received_ns": envelope.received_ns}

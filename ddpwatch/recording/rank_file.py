@@ -101,7 +101,7 @@ def _free(directory: Path, name: str, file: str) -> Path:
 
 def _run_document(hello: Hello, bye: Bye | None) -> bytes:
     """The counterpart for one rank of what `ddpwatch.analysis.attachments.AttachmentBuilder` writes for all."""
-    end = None if bye is None else {key: value for key, value in msgspec.to_builtins(bye).items() if key in _END}
+    end = None if bye is None else {key: getattr(bye, key) for key in _END}
     run = {
         "id": hello.run_id,
         "previous": hello.previous or None,

@@ -1,7 +1,8 @@
 """The messages between ranks, collector, viewers and files: structs and their codec.
 
-Every frame is one msgpack map with a ``type`` field. Evolution is additive: a reader ignores unknown fields, and a
-field added later has a default. ``SCHEMA_VERSION`` grows only when an old reader would misread a new frame.
+Every frame is one msgpack map with a ``type`` field. A field that has its default is left out, so no default may ever
+change. Evolution is additive: a reader ignores unknown fields, and a field added later has a default.
+``SCHEMA_VERSION`` grows only when an old reader would misread a new frame.
 
 Times are integer nanoseconds of ``time.monotonic_ns()`` on the sender's host. Inside a :class:`Step` they are
 offsets from ``start_ns``, which keeps frames small and makes clock alignment one addition.
@@ -23,6 +24,7 @@ from ddpwatch.errors import DdpwatchError
 
 SCHEMA_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
+MAX_NODE_RANKS: Final = 4096
 
 Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -64,7 +66,7 @@ class FrameError(DdpwatchError):
         self.unpacked_bytes = unpacked_bytes
 
 
-class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
+class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True, omit_defaults=True):
     """Who a rank is. Sent after attaching, before its first step.
 
     ``boot_id`` and ``time_ns`` (the Linux time namespace) together name the clock the rank stamps with. ``boot_id``,
@@ -73,7 +75,6 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
     started this host's ranks again: after a failure, or when a node left or joined.
     """
 
-    schema_version: int = SCHEMA_VERSION
     run_id: Name
     attempt: Count = 0
     rank: Rank
@@ -98,7 +99,7 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True):
     previous: Name = ""
 
 
-class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True):
+class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True, omit_defaults=True):
     """A process group whose collectives a rank reports. Sent before its first collective.
 
     ``id`` is the same on all members, and in no two groups of a job: `DEFAULT_GROUP` for the group of all ranks,
@@ -126,7 +127,7 @@ class BucketLayout(msgspec.Struct, array_like=True):
     name: Name = ""
 
 
-class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
+class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True, omit_defaults=True):
     """How one module's parameters are grouped into buckets, which ``group`` reduces.
 
     ``epoch`` counts the layouts of a module: 1 is the warm-up bucket, the first rebuild makes 2. Parameter ids in a
@@ -134,10 +135,10 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True):
 
     Of each parameter, ``param_bytes`` is the size of its gradient, ``param_rows`` its first dimension (0 for vectors
     and scalars) and ``param_kind`` its type and device, e.g. ``float32 cpu``, with ``sparse`` behind them where the
-    gradient is. All three are empty in older recordings.
+    gradient is.
 
     ``kind`` is ``group`` if the buckets are the parameter groups of FSDP2, which its collectives carry whole.
-    ``comm_hook`` is DDP's name of the module's comm hook, empty without one and in older recordings.
+    ``comm_hook`` is DDP's name of the module's comm hook, empty without one.
     """
 
     rank: Rank
@@ -168,18 +169,7 @@ class Span(msgspec.Struct, array_like=True):
     end: Ns
 
 
-# Collectives were only DDP's buckets once: their columns keep the names that recordings and older viewers know.
-_WIRE_NAMES: Final = {
-    "comm_module": "bucket_module",
-    "comm_label": "bucket_index",
-    "comm_bytes": "bucket_bytes",
-    "comm_ready": "bucket_ready",
-    "comm_launch": "bucket_launch",
-    "comm_done": "bucket_done",
-}
-
-
-class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_WIRE_NAMES):
+class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, omit_defaults=True):
     """One optimizer step of one rank, sent after the step.
 
     ``spans`` come from the hooks: ``forward``, ``backward`` (first gradient to the end of the graph), ``sync`` (from
@@ -196,7 +186,7 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
     index of a parameter group.
 
     ``data`` are the stretches that the training loop waited inside a DataLoader's ``next``. It is None in an
-    ``unwatched`` step, if the loop uses no DataLoader as far as the rank can see, and in older recordings.
+    ``unwatched`` step, and if the loop uses no DataLoader as far as the rank can see.
 
     ``reduced`` is False if a comm hook handed every bucket back at once, with nothing communicated. A ``shadow`` step
     has no ``comm_done``, and one in eight has hook columns; its launches are derived from DDP's own ready times, or
@@ -259,7 +249,7 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, rename=_W
                 raise ValueError("bucket columns differ in length")
 
 
-class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
+class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True, omit_defaults=True):
     """A rank's sign of life, about twice a second: where it is now, and which buckets it waits for.
 
     ``issued`` is how many collectives it has issued, where its process groups count them, and ``issued_in`` how many in
@@ -285,7 +275,7 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True):
     dropped: Count = 0
 
 
-class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
+class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defaults=True):
     """A named moment (``end_ns`` None) or stretch on a rank's clock.
 
     ``kind`` is ``user`` for `ddpwatch.mark`, and where an error of ddpwatch's turns something off. The others are
@@ -304,7 +294,7 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True):
     step: Count | None = None
 
 
-class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
+class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_defaults=True):
     """One sample of a GPU (NVML) or of a host (psutil, /proc). Utilisation is in percent, memory in bytes.
 
     ``throttle_reasons`` are NVML's bits for what limits a GPU's clocks, ``ecc_errors`` its uncorrected memory errors
@@ -312,7 +302,7 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
     ``iowait`` percent was idle for want of a disk. ``run_queue`` threads run or wait for a core. Some thread waited
     for a core ``cpu_pressure`` percent of the time, for memory ``memory_pressure`` percent. In ``cgroup_throttled``
     percent of its periods, the collector's cgroup, which is rank 0's, had used up its CPU quota. ``net_faulty`` is the
-    interface with most errors and drops. ``boot_id`` distinguishes hosts of one name, and is empty in older recordings.
+    interface with most errors and drops. ``boot_id`` distinguishes hosts of one name.
     """
 
     host: Name
@@ -359,7 +349,7 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True):
         return self.host, self.boot_id, self.kind, self.index
 
 
-class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True):
+class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True, omit_defaults=True):
     """The end of a rank (``rank`` set) or of the whole run (``rank`` None, sent by the collector).
 
     ``phase``, ``step`` and ``in_flight`` are the last that is known of the rank.
@@ -381,7 +371,7 @@ def sends_no_more(message: Bye | Beat) -> bool:
     return isinstance(message, Bye) or message.activity == NO_LONGER_WATCHED
 
 
-class Stack(msgspec.Struct, tag="stack", tag_field="type", kw_only=True):
+class Stack(msgspec.Struct, tag="stack", tag_field="type", kw_only=True, omit_defaults=True):
     """Where a rank's threads are: taken once when it does not go on, from ``since_ns`` on.
 
     ``text`` is faulthandler's, most recent call first. The training thread comes first; ``threads`` are all there are,
@@ -396,7 +386,7 @@ class Stack(msgspec.Struct, tag="stack", tag_field="type", kw_only=True):
     threads: Count = 1
 
 
-class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
+class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True, omit_defaults=True):
     """The collector about itself, twice a second.
 
     ``refused`` counts frames by reason, ``restarts`` how many collectors of this run have died before this one.
@@ -417,7 +407,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True):
     whole: Name = ""
 
 
-class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=True):
+class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=True, omit_defaults=True):
     """What the operating system denied a rank in the ``span_ns`` before ``at_ns``, on the collector's clock.
 
     ``run_ns`` is how long a thread of the rank ran, ``wait_ns`` how long it was ready to run and waited for a core: of
@@ -434,24 +424,23 @@ class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=Tr
     swapped_bytes: Count | None = None
 
 
-class NodeStep(msgspec.Struct, tag="node_step", tag_field="type", kw_only=True):
+class NodeStep(msgspec.Struct, tag="node_step", tag_field="type", kw_only=True, omit_defaults=True):
     """One step of a node's ranks, as its agent sends it up. `ddpwatch.wire.node_step` packs and expands it.
 
-    ``step`` is the step's number on the first of the ``ranks``. ``columns`` holds their Steps, compressed; all is there
-    but the hook columns of ranks that the agent left out.
+    ``packed`` holds the Steps of the ``ranks``, compressed; all is there but the hook columns that the agent left out.
     """
 
     node: Count
     step: Count
-    ranks: Annotated[list[Rank], Meta(min_length=1, max_length=4096)]
-    columns: Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
+    ranks: Annotated[list[Rank], Meta(min_length=1, max_length=MAX_NODE_RANKS)]
+    packed: Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):
             raise ValueError("a rank occurs twice")
 
 
-class ClockExchange(msgspec.Struct, tag="clock_exchange", tag_field="type", kw_only=True):
+class ClockExchange(msgspec.Struct, tag="clock_exchange", tag_field="type", kw_only=True, omit_defaults=True):
     """A ping of a node's agent and the root's answer, which bound how the two clocks differ.
 
     ``sent_ns`` and ``returned_ns`` are on the node's clock, ``received_ns`` and ``replied_ns`` on the root's. Boot and
@@ -469,7 +458,7 @@ class ClockExchange(msgspec.Struct, tag="clock_exchange", tag_field="type", kw_o
     returned_ns: Ns
 
 
-class Node(msgspec.Struct, tag="node", tag_field="type", kw_only=True):
+class Node(msgspec.Struct, tag="node", tag_field="type", kw_only=True, omit_defaults=True):
     """One node of the run, as the root sees it. Sent when it joins, on every change, and every 2 s.
 
     ``node`` is the number by which its NodeSteps and ClockExchanges name it. ``at_ns`` and ``seen_ns``, when its agent
@@ -480,7 +469,7 @@ class Node(msgspec.Struct, tag="node", tag_field="type", kw_only=True):
 
     node: Count
     host: Name
-    ranks: Annotated[list[Rank], Meta(max_length=4096)] = []
+    ranks: Annotated[list[Rank], Meta(max_length=MAX_NODE_RANKS)] = []
     at_ns: Ns
     seen_ns: Ns
     connected: bool = True

@@ -17,11 +17,13 @@ from ddpwatch.recording.container import CHUNK, HEAD, LENGTH, MESSAGE, records
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
-from ddpwatch.wire.messages import Mark, NodeStep, encode
+from ddpwatch.wire.messages import Mark, NodeStep, Step, encode
+from ddpwatch.wire.node_step import MAX_UNPACKED
 from tests.support.runs import record, run_of
 
 FILE_BYTES = 24 << 10
 LIMIT = 60  # times what a healthy file of that size takes, 12 ms; without a bound, some took several thousand times
+STEP = encode(Step(rank=0, step=1, start_ns=1, duration_ns=1, hook_param=[1] * 480, hook_ns=[1] * 480))
 MARK = encode(Mark(rank=0, kind="user", name="still here", start_ns=1))
 
 
@@ -35,10 +37,11 @@ def chunk(frames: Iterable[bytes]) -> bytes:
     return HEAD.pack(Opcode.CHUNK, len(content)) + content
 
 
-def columns(numbers: int, code: int = 0) -> bytes:
-    """A node's step of two ranks whose columns are nonsense."""
-    packed = zstandard.ZstdCompressor(level=19).compress(bytes([code]) * numbers + bytes(7 * numbers))
-    return encode(NodeStep(node=1, step=1, ranks=[0, 1], columns=packed))
+def packed(nbytes: int, content: bytes = b"\xc0") -> bytes:
+    """A node's step of two ranks that holds nonsense: a list of as many bytes."""
+    count = nbytes // len(content)
+    nonsense = zstandard.ZstdCompressor(level=19).compress(b"\xdd" + count.to_bytes(4, "big") + content * count)
+    return encode(NodeStep(node=1, step=1, ranks=[0, 1], packed=nonsense))
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +77,12 @@ HOSTILE = {
     "a type that is unknown": lambda: chunk([b"\x81\xa4type\xa1x"] * 380),
     "one large frame": lambda: chunk([bytes(60 << 20)]),
     "many large frames": lambda: chunk([bytes(5 << 20)] * 12),
-    "columns that unpack to 16 MiB": lambda: chunk([columns(1 << 21)] * 26),
-    "columns of rows that are no numbers": lambda: chunk([columns(1 << 21, 0xFF)] * 26),
-    "columns in one small frame each": lambda: chunk([columns(1 << 12)] * 160),
+    "steps that unpack to 4 MiB": lambda: chunk([packed(MAX_UNPACKED - 5)] * 26),
+    "steps that are empty": lambda: chunk([packed(MAX_UNPACKED - 5, b"\x80")] * 26),
+    "steps of other ranks": lambda: chunk([packed(MAX_UNPACKED - 5, STEP)] * 26),
+    "steps in one small frame each": lambda: chunk([packed(1 << 15)] * 160),
     "marks": lambda: chunk([MARK] * 160),
-    "a few columns, unpacked by themselves": lambda: chunk([columns(1 << 21)]),
+    "a few steps, unpacked by themselves": lambda: chunk([packed(MAX_UNPACKED - 5)]),
 }
 
 
@@ -93,7 +97,7 @@ def test_a_hostile_file_takes_about_as_long_as_a_healthy_one(healthy: Path, tmp_
 
 
 def test_a_chunk_that_is_given_up_counts_and_what_was_before_it_is_read(healthy: Path, tmp_path: Path) -> None:
-    path = with_chunks(healthy, tmp_path / "run.mcap", [chunk([MARK, columns(1 << 21), MARK]), chunk([MARK])])
+    path = with_chunks(healthy, tmp_path / "run.mcap", [chunk([MARK, packed(MAX_UNPACKED - 5), MARK]), chunk([MARK])])
     recording = Recording(path)
     assert len(list(recording)) == 2
     assert (recording.skipped, recording.cut_tail) == (2, True)

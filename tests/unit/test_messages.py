@@ -108,7 +108,7 @@ def test_refusals_have_a_reason(frame: bytes, reason: str) -> None:
     assert error.value.reason == reason
 
 
-@pytest.mark.parametrize("column", ["hook_ns", "bucket_bytes", "bucket_done", "comm_seq", "comm_op", "comm_wait_end"])
+@pytest.mark.parametrize("column", ["hook_ns", "comm_bytes", "comm_done", "comm_seq", "comm_op", "comm_wait_end"])
 def test_columns_must_agree_in_length(column: str) -> None:
     raw = msgspec.to_builtins(Step(rank=0, step=0, start_ns=0, duration_ns=1))
     with pytest.raises(FrameError, match="columns differ"):

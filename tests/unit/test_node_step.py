@@ -25,8 +25,8 @@ STATUSES = st.sampled_from(get_args(StepStatus))
 
 
 @st.composite
-def steps(draw: st.DrawFn, rank: int) -> Step:
-    """Any step at all, with columns of one size where a Step wants that."""
+def steps(draw: st.DrawFn, rank: int, number: int = 0) -> Step:
+    """Any step of that number, with columns of one size where a Step wants that."""
     count, hooks = draw(st.integers(0, 4)), draw(st.integers(0, 4))
 
     def column(values: st.SearchStrategy[Any], size: int = count) -> list[Any]:
@@ -36,7 +36,7 @@ def steps(draw: st.DrawFn, rank: int) -> Step:
         return column(values) if draw(st.booleans()) else []
 
     return Step(
-        rank=rank, step=draw(COUNT), status=draw(STATUSES), synced=draw(st.booleans()), micro_steps=draw(COUNT),
+        rank=rank, step=number, status=draw(STATUSES), synced=draw(st.booleans()), micro_steps=draw(COUNT),
         epoch=draw(COUNT), start_ns=draw(NS), duration_ns=draw(st.integers(0, 2**62 - 1)),
         spans=[Span(*span) for span in draw(st.lists(st.tuples(PHASES, NS, NS), max_size=4))],
         hook_param=column(NS, hooks), hook_ns=column(NS, hooks), comm_first_seq=draw(st.none() | COUNT),
@@ -58,7 +58,11 @@ def packed(*ranks: Step, hooks: set[int] | None = None) -> NodeStep:
     return message
 
 
-@given(st.integers(1, 5).flatmap(lambda count: st.tuples(*(steps(rank) for rank in range(count)))))
+def of_ranks(count: int, number: int) -> st.SearchStrategy[tuple[Step, ...]]:
+    return st.tuples(*(steps(rank, number) for rank in range(count)))
+
+
+@given(st.tuples(st.integers(1, 5), COUNT).flatmap(lambda drawn: of_ranks(*drawn)))
 @settings(deadline=None)
 def test_any_steps_come_back_as_they_were(ranks: tuple[Step, ...]) -> None:
     assert expand(packed(*ranks)) == list(ranks)
@@ -66,12 +70,11 @@ def test_any_steps_come_back_as_they_were(ranks: tuple[Step, ...]) -> None:
 
 def test_ordinary_steps_come_back_as_they_were() -> None:
     late = [step(rank, 7, late_ms=rank, start_ns=10**18 + rank * 317, cpu_ns=5, comm_first_seq=70) for rank in range(4)]
-    for ranks in (late, [unwatched(0), unwatched(1)], [shadow(0), step(1), unwatched(2), shadow(3)]):
+    for ranks in (late, [unwatched(0, 3), unwatched(1, 3)], [shadow(0, 3), step(1, 3), unwatched(2, 3)]):
         assert expand(packed(*ranks)) == ranks
 
 
 def test_every_field_of_a_step_is_packed() -> None:
-    """A field that is added to Step later must not get lost here."""
     one = step(
         1, 9, status="aborted", synced=False, micro_steps=2, epoch=7, start_ns=5, duration_ns=6, comm_first_seq=3,
         comm_group=[4, 5], comm_seq=[0, 1], comm_op=["all_gather", "all_reduce"], comm_start=[None, 8], reduced=False,
@@ -107,26 +110,26 @@ def test_a_frame_is_expanded_at_the_edge() -> None:
 def test_hooks_are_left_out_later() -> None:
     thin = without_hooks(packed(step(0), step(1, late_ms=3)))
     assert thin == packed(step(0), step(1, late_ms=3), hooks=set())
-    broken = NodeStep(node=0, step=0, ranks=[0], columns=b"?")
+    broken = NodeStep(node=0, step=0, ranks=[0], packed=b"?")
     assert without_hooks(broken) is broken
 
 
 @given(st.binary(max_size=200), st.integers(1, 3))
 @settings(deadline=None)
-def test_garbage_is_refused(columns: bytes, ranks: int) -> None:
-    for content in (columns, zstandard.compress(columns)):
+def test_garbage_is_refused(garbage: bytes, ranks: int) -> None:
+    for content in (garbage, zstandard.compress(garbage)):
         with pytest.raises(FrameError):
-            expand(NodeStep(node=0, step=0, ranks=list(range(ranks)), columns=content))
+            expand(NodeStep(node=0, step=0, ranks=list(range(ranks)), packed=content))
 
 
 @given(st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_a_damaged_message_is_refused_or_gives_valid_steps(chance: random.Random) -> None:
     message = packed(step(0), step(1, late_ms=3))
-    content = bytearray(zstandard.decompress(message.columns))
+    content = bytearray(zstandard.decompress(message.packed))
     for _ in range(chance.randint(1, 5)):
         content[chance.randrange(len(content))] = chance.randrange(256)
-    message.columns = zstandard.compress(bytes(content))
+    message.packed = zstandard.compress(bytes(content))
     try:
         found = expand(message)
     except FrameError:
@@ -148,24 +151,35 @@ def test_a_bomb_is_refused_before_it_takes_memory() -> None:
     bomb = zstandard.compress(bytes(1 << 28))
     assert len(bomb) < 1 << 16
     with pytest.raises(FrameError):
-        expand(NodeStep(node=0, step=0, ranks=[0], columns=bomb))
+        expand(NodeStep(node=0, step=0, ranks=[0], packed=bomb))
 
 
-def test_a_bomb_of_equal_columns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_of_equal_steps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes for each of many ranks, which would all get columns of the largest size."""
-    at = list(range(node_step.MAX_LENGTH))
+    at = list(range(65_536))
     ranks = [replace(step(rank), hook_param=at, hook_ns=at) for rank in range(64)]
     with pytest.raises(FrameError, match="oversize"):
         pack(0, ranks)
     with monkeypatch.context() as without_limit:
-        without_limit.setattr(node_step, "MAX_EXPANDED", 1 << 40)
+        without_limit.setattr(node_step, "MAX_UNPACKED", 1 << 40)
         bomb = pack(0, ranks)
-    assert len(bomb.columns) < 1 << 16
-    with pytest.raises(FrameError, match="too many numbers"):
+    assert len(bomb.packed) < 1 << 18
+    with pytest.raises(FrameError, match="bytes"):
         expand(bomb)
 
 
-def test_equal_columns_cost_nothing() -> None:
+def test_what_is_packed_is_what_the_message_says() -> None:
+    """The root looks at no more than the message, to see whether an agent may send it."""
+    message = packed(step(0, 7), step(1, 7))
+    for ranks, number in (([0, 2], 7), ([1, 0], 7), ([0], 7), ([0, 1, 2], 7), ([0, 1], 8)):
+        with pytest.raises(FrameError, match="of other ranks, or of another number"):
+            expand(replace(message, ranks=ranks, step=number))
+    beats = zstandard.compress(msgspec.msgpack.encode([beat(0, 7), beat(1, 7)]))
+    with pytest.raises(FrameError, match="of other ranks"):
+        expand(replace(message, packed=beats))
+
+
+def test_what_ranks_have_in_common_costs_little() -> None:
     """Eight ranks that differ by noise take a fraction of eight frames."""
     chance = random.Random(0)
     ranks = [shadow(rank, late_ms=0, start_ns=10**15 + chance.randrange(MS)) for rank in range(8)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch.collector.node_steps import HOLD_NS, HOLD_STEPS, WHOLE_STEPS, NodeStepPacker
-from ddpwatch.wire.messages import NodeStep, Step
+from ddpwatch.wire.messages import NodeStep, Step, encode
 from ddpwatch.wire.node_step import expand
 from tests.support.frames import step, unwatched
 
@@ -76,23 +75,18 @@ def test_memory_is_bounded() -> None:
     assert sent(found) == [(number, [0]) for number in range(1, 2 * HOLD_STEPS)]
 
 
-@pytest.mark.parametrize(("limit", "at_most"), [("MAX_INTS", 220), ("MAX_FRAME_BYTES", (32 << 10) + 400)])
-def test_ranks_that_are_too_large_for_one_message_go_up_in_several(
-    limit: str, at_most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too many numbers, or too many bytes when they are packed."""
-    monkeypatch.setattr(f"ddpwatch.wire.node_step.{limit}", at_most, raising=False)
-    packer, random = packer_of(4), Random(1)
+def test_ranks_that_are_too_large_for_one_message_go_up_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpwatch.wire.node_step.MAX_UNPACKED", 1000)
+    packer = packer_of(4)
     for rank in range(4):
-        noise = sorted(random.randrange(10**8) for _ in range(20))
-        found = packer.take_step(step(rank, 1, late_ms=rank, hook_param=list(range(20)), hook_ns=noise))
-    assert len(found) > 1
+        found = packer.take_step(step(rank, 1, late_ms=rank, hook_param=list(range(20)), hook_ns=list(range(20))))
     assert [rank for message in found for rank in message.ranks] == list(range(4))
-    assert all(len(message.columns) <= 400 or limit == "MAX_INTS" for message in found)
+    assert len(found) > 1
+    assert all(len(encode(one)) * len(message.ranks) <= 1000 for message in found for one in expand(message))
 
 
 def test_a_step_that_is_too_large_packed_goes_up_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddpwatch.wire.node_step.MAX_INTS", 10)
+    monkeypatch.setattr("ddpwatch.wire.node_step.MAX_UNPACKED", 10)
     packer = packer_of(2)
     steps = [step(0, 1), step(1, 1)]
     assert [found for one in steps for found in packer.take_step(one)] == steps

@@ -1,4 +1,7 @@
-"""A recording that an earlier ddpwatch wrote: a real job of two ranks, with a slow backward on rank 1."""
+"""A recording in the format of 0.1: a real job of two ranks with a slow backward on rank 1, later packed by node.
+
+Every later version must read it.
+"""
 
 from __future__ import annotations
 
