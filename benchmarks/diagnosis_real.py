@@ -31,12 +31,12 @@ import numpy as np
 from benchmarks.diagnosis_goals import COUNTED_SIZE, Judged
 from benchmarks.diagnosis_job import LAYERS, Stretch
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, OVER_SHARE
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.analysis.run import Run
 from ddpwatch.recording.reader import Recording
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.wire.messages import Layout
@@ -325,17 +325,10 @@ def _steps_of(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> list[t
 
 def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks]]]:
     """The diagnosis after every frame of a recording, when that came (ns), and the steps that it completed."""
-    assembler = StepAssembler()
-    layouts = Layouts(assembler.groups)
-    diagnosis = Diagnosis(layouts, assembler.groups)
+    run = Run()
     for message, envelope in Recording(file):
-        if isinstance(message, Layout):
-            layouts.apply_layout(message)
-        diagnosis.apply(message, envelope.received_ns)
-        steps = list(assembler.apply(message))
-        for across in steps:
-            diagnosis.add_step(across)
-        yield diagnosis, envelope.received_ns, steps
+        steps = run.apply(message, envelope.received_ns)
+        yield run.diagnosis, envelope.received_ns, steps
 
 
 def _leads(across: StepAcrossRanks) -> Floats:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import Summary, summarise
 from ddpwatch.common.text import size, table
 from ddpwatch.recording.reader import Recording
@@ -34,7 +35,7 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
 from ddpwatch.tui.models.devices import HISTORY_S
-from ddpwatch.viewer.state import KEEP_STEPS, RunState
+from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Hello, Message, Span, Step, encode
 from ddpwatch.wire.transport import Envelope
 from tests.support.rounds import Rounds, rounds_done
@@ -194,7 +195,7 @@ def _first_step_at(file: Path, at_ns: int) -> Message:
 def _state_at(file: Path, at_ns: int) -> Summary:
     """What the dashboard does when a replay seeks."""
     recording, state = Recording(file), RunState()
-    for message, envelope in recording.seek(recording.lead_in(at_ns, KEEP_STEPS, HISTORY_S)):
+    for message, envelope in recording.seek(recording.lead_in(at_ns, KEPT.steps, HISTORY_S)):
         if envelope.received_ns > at_ns:
             break
         state.apply(message, envelope.received_ns)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ddpwatch.analysis.diagnosed_run import diagnosed
+from ddpwatch.analysis.run import diagnosed
 from ddpwatch.errors import UsageError
 from ddpwatch.export.tables import (
     TABLES,

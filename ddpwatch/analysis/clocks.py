@@ -74,6 +74,11 @@ class ClockDomains:
             self._offsets = {pair: offset for pair, offset in pairs if self._lowest.keys() >= set(pair)}
         self.several = len(self._lowest) > 1
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks have named their clock."""
+        return len(self._clocks)
+
     def offset(self, clock: Clock, other: Clock) -> ClockOffset:
         """What to add to a clock's times to get the other's, to be asked or to be bounded further."""
         return self._offsets.setdefault((clock, other), ClockOffset())

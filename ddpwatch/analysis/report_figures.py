@@ -18,12 +18,12 @@ from typing import Any, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import MOST_NAMED, Bucket, BucketColumns, bucket_columns, most_often_last
-from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
+from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.window import RankSummary, Summary
 from ddpwatch.common.statistics import quantile
@@ -145,7 +145,7 @@ class ReportBuilder:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self.collector_restarts = 0
-        self._run = DiagnosedRun(expected)
+        self._run = Run(expected)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
         self._off = TurnedOff()

@@ -20,14 +20,12 @@ from typing import IO, Any
 import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.clocks import Clock, clock_of
-from ddpwatch.analysis.diagnosed_run import DiagnosedRun
-from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.export.trace_size import TraceSize
-from ddpwatch.wire.messages import Bye, Device, DeviceKey, Hello, Layout, Mark, Message, Step
+from ddpwatch.wire.messages import Bye, Device, DeviceKey, Hello, Mark, Message, Step
 from ddpwatch.wire.transport import Frame
 
 Event = dict[str, Any]
@@ -121,7 +119,7 @@ def _offsets_of(across: StepAcrossRanks) -> dict[int, int]:
 
 def align(frames: Iterable[Frame], ranks: int | None = None, size: TraceSize | None = None) -> TimeLine:
     """Returns the time line of a recording, in one pass over it; the pass ends where ``size`` becomes too large."""
-    survey, run, size = _Survey(), DiagnosedRun(ranks), size or TraceSize()
+    survey, run, size = _Survey(), Run(ranks), size or TraceSize()
     for message, envelope in frames:
         survey.note(message, envelope.received_ns)
         for across in run.apply(message, envelope.received_ns):
@@ -216,22 +214,21 @@ class _Tracer:
         self._line = line
         self._offsets = dict(line.offsets)  # as the run goes on
         self._around = around
-        self._assembler = StepAssembler(ranks)
+        self._run = Run(ranks, diagnosed=False)
         self._hosts: dict[tuple[str, str], int] = {}  # a rank on it, by name and boot, and by name alone
         self._device_pids: dict[DeviceKey, int] = {}
         self._lanes: dict[tuple[int, int], _Lanes] = {}
         self._named: set[tuple[int, int]] = set()
-        self._layouts = Layouts(self._assembler.groups)
         self._flows = 0
         struck = (row[key] for row in line.incidents for key in ("since_step", "until_step"))
         self._times = _StepTimes(number for number in struck if number is not None)
 
     def events(self, frames: Iterable[Frame]) -> Iterator[Event]:
         for message, _ in frames:
-            for across in self._assembler.apply(message):
+            for across in self._run.apply(message):
                 yield from self._across_ranks(across)
             yield from self._other(message)
-        for across in self._assembler.rest():
+        for across in self._run.rest():
             yield from self._across_ranks(across)
         yield from self._incidents()
 
@@ -256,8 +253,6 @@ class _Tracer:
         if isinstance(message, Hello):
             self._hosts[message.host, message.boot_id] = self._hosts[message.host, ""] = message.rank
             yield from self._process(message.rank, f"rank {message.rank} ({message.host})")
-        elif isinstance(message, Layout):
-            self._layouts.apply_layout(message)
         elif isinstance(message, Mark):
             yield from self._mark(message)
         elif isinstance(message, Device):
@@ -435,7 +430,7 @@ class _Tracer:
         return _us(at_ns - self._line.start)
 
     def _param(self, param: int, rank: int) -> str:
-        return self._layouts.layer(param, rank) or self._layouts.layer(param) or f"parameter {param}"
+        return self._run.layouts.layer(param, rank) or self._run.layouts.layer(param) or f"parameter {param}"
 
 
 def _split(flight: Flight | None) -> dict[str, Any]:

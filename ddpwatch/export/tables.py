@@ -12,9 +12,8 @@ from dataclasses import dataclass, fields
 import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import steps_across_ranks
 from ddpwatch.analysis.buckets import bus_bandwidths
-from ddpwatch.analysis.diagnosed_run import diagnosed
+from ddpwatch.analysis.run import diagnosed, steps_across_ranks
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.units import NS_PER_MS, to_ms
 from ddpwatch.sampling.levels import UNRESOLVED, is_watched
@@ -187,7 +186,7 @@ TABLES: dict[str, type[TableRow]] = {
 
 
 def steps_of(frames: Frames, ranks: int | None = None) -> Iterator[StepAcrossRanks]:
-    """Yields the steps in the frames. ``ranks`` as for `ddpwatch.analysis.assembly.StepAssembler`."""
+    """Yields the steps in the frames. ``ranks`` is `Run`'s ``expected``."""
     return steps_across_ranks((message for message, _ in frames), ranks)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpwatch.analysis.compare import RunSeries, changed_accounts, changed_incidents, compare, figures_of
-from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.words.findings import findings, notes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.run import Run
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -148,7 +148,7 @@ def compare_recordings(
 
 
 def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) -> dict[str, Any]:
-    recording, run = Recording(path), DiagnosedRun(_expected(selection))
+    recording, run = Recording(path), Run(_expected(selection))
     recording.check(selection)
     for across in run.steps(recording.select(selection)):
         series.add_step(across)

@@ -13,6 +13,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import summarise
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
 from ddpwatch.common.units import to_ms
@@ -21,7 +22,7 @@ from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.version import untested
 from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
-from ddpwatch.viewer.state import KEEP_STEPS, RunState
+from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.transport import Frame
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def replay_lines(
     if speed is None and loop:
         speed = 1.0
     while True:
-        since_ns = recording.lead_in(from_ns, KEEP_STEPS, EVERY_S) if from_ns else 0
+        since_ns = recording.lead_in(from_ns, KEPT.steps, EVERY_S) if from_ns else 0
         print_lines(recording.seek(since_ns), from_ns, speed, sleep, " from here on" if since_ns else "")
         if recording.skipped:
             _narrate(f"frames left out: {recording.skipped}, damaged or of a type unknown to this version of ddpwatch")

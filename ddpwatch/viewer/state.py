@@ -10,7 +10,6 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
@@ -21,8 +20,9 @@ from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.kept_steps import FULL_STEPS, KeptSteps
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.analysis.matching import NumberedStep, StepMatcher
+from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.window import Summary
 from ddpwatch.sampling.cost import CostMeter
@@ -32,9 +32,7 @@ from ddpwatch.wire.messages import (
     ClockExchange,
     Device,
     DeviceKey,
-    Group,
     Hello,
-    Layout,
     Mark,
     Message,
     Node,
@@ -45,13 +43,8 @@ from ddpwatch.wire.messages import (
     sends_no_more,
 )
 
-__all__ = ["KEEP_STEPS", "RankState", "RankStatus", "RunState", "StepAcrossRanks"]
+__all__ = ["RankState", "RankStatus", "RunState", "StepAcrossRanks"]
 
-KEEP_STEPS = 512
-KEEP_RANK_STEPS = 65_536  # steps times ranks: what bounds memory in large jobs
-KEEP_DECODED = 2_048  # steps times ranks; older frames are kept encoded
-FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on a single one
-KEEP_FIGURES = 64  # steps; older figures are computed again on demand
 KEEP_SAMPLES = 65_536  # of all devices, some 1 kB each
 KEEP_MARKS = 1000
 KEEP_ENDS = 100
@@ -75,7 +68,6 @@ class RankState:
 
     Attributes:
         last_step: Its newest one, by its own count.
-        newest: Number of that among all ranks, which may count otherwise; -1 before the first.
         sample: What the operating system denied it in the last second.
         seen_ns: Receive time of its newest frame.
         first_beat: Its oldest one that came here.
@@ -89,7 +81,6 @@ class RankState:
     first_beat: Beat | None = None
     bye: Bye | None = None
     last_step: Step | None = None
-    newest: int = -1
     sample: RankSample | None = None
     seen_ns: int = 0
     dropped: int = 0
@@ -108,7 +99,6 @@ class RunState:
     Attributes:
         now_ns: Receive time of the newest frame (ns since the Unix epoch); 0 before the first.
         version: Grows with every frame. A picture drawn at another version is stale.
-        steps: The newest steps by number, oldest first.
         nodes: The run's nodes, by number, as the root saw them last; empty if it has only one collector.
         groups: The process groups.
         diagnosis: What is wrong with the run, and where its time goes.
@@ -119,34 +109,45 @@ class RunState:
     """
 
     run_id: str = ""
-    groups: Groups = field(default_factory=Groups)
     now_ns: int = 0
     first_ns: int = 0
     version: int = 0
     frames: int = 0
-    ranks: dict[int, RankState] = field(default_factory=dict)
-    steps: OrderedDict[int, StepAcrossRanks] = field(default_factory=OrderedDict)
-    layouts: Layouts = field(init=False)
     nodes: dict[int, Node] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
     ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
     off: TurnedOff = field(default_factory=TurnedOff)
     status: Status | None = None
     end: Bye | None = None
-    clocks: ClockDomains = field(default_factory=ClockDomains)
     cost: CostMeter = field(default_factory=CostMeter)
     _device_samples: DeviceSamples[Device] = field(default_factory=lambda: DeviceSamples(KEEP_SAMPLES, lambda _: 1))
+    groups: Groups = field(init=False)
+    layouts: Layouts = field(init=False)
+    clocks: ClockDomains = field(init=False)
+    diagnosis: Diagnosis = field(init=False)
+    _run: Run = field(init=False)
+    _kept: KeptSteps = field(default_factory=KeptSteps)
+    _ranks: dict[int, RankState] = field(default_factory=dict)
+    _in_order: bool = True  # the ranks are
     _unseen: set[int] = field(default_factory=set)  # ranks
     _forwards: bool | None = False
-    _undiagnosed: dict[int, StepAcrossRanks] = field(default_factory=dict)
     _restarts_before: int = 0
-    diagnosis: Diagnosis = field(init=False)
-    _matcher: StepMatcher = field(init=False)
 
     def __post_init__(self) -> None:
-        self._matcher = StepMatcher(self.groups.members)
-        self.layouts = Layouts(self.groups)
-        self.diagnosis = Diagnosis(self.layouts, self.groups)
+        self._run = run = Run(kept=self._kept)
+        self.groups, self.layouts, self.clocks, self.diagnosis = run.groups, run.layouts, run.clocks, run.diagnosis
+
+    @property
+    def steps(self) -> OrderedDict[int, StepAcrossRanks]:
+        """The newest steps by number, oldest first."""
+        return self._kept.by_number
+
+    @property
+    def ranks(self) -> dict[int, RankState]:
+        """The ranks seen, in ascending order."""
+        if not self._in_order:
+            self._ranks, self._in_order = dict(sorted(self._ranks.items())), True
+        return self._ranks
 
     @property
     def devices(self) -> Mapping[DeviceKey, Sequence[Device]]:
@@ -164,7 +165,7 @@ class RunState:
         self.first_ns = self.first_ns or received_ns
         self.version += 1
         self.frames += 1
-        self.diagnosis.apply(message, received_ns)
+        self._run.apply(message, received_ns)
         if isinstance(message, Step):  # nearly all are
             self._apply_step(message, received_ns)
         elif isinstance(message, Device):
@@ -173,12 +174,8 @@ class RunState:
             if self.status is None:
                 self._restarts_before = message.restarts
             self.status = message
-        elif isinstance(message, ClockExchange):
-            self.clocks.exchange(message)
         elif isinstance(message, Node):
             self._apply_node(message)
-        elif isinstance(message, NodeStep):
-            pass  # expanded where frames are read (`ddpwatch.wire.node_step.read`)
         elif isinstance(message, Mark):
             self.marks.append(message)
             self.off.apply(message)
@@ -186,17 +183,18 @@ class RunState:
             self._rank(message.rank).sample = message
         elif isinstance(message, Bye) and message.rank is None:
             self.end = message
-            self._diagnose_rest()
+            deque(self._run.rest(), maxlen=0)
+        elif isinstance(message, (ClockExchange, NodeStep)):
+            pass  # nothing else of a ping; what is packed is expanded where frames are read (`wire.node_step.read`)
         elif message.rank is not None:
             self._apply_rank(self._rank(message.rank), message, received_ns)
 
     def _rank(self, rank: int) -> RankState:
-        if rank not in self.ranks:
-            in_order = not self.ranks or rank > next(reversed(self.ranks))
-            self.ranks[rank] = RankState(rank)
-            if not in_order:
-                self.ranks = dict(sorted(self.ranks.items()))
-        return self.ranks[rank]
+        found = self._ranks.get(rank)
+        if found is None:
+            self._in_order = self._in_order and (not self._ranks or rank > next(reversed(self._ranks)))
+            found = self._ranks[rank] = RankState(rank)
+        return found
 
     def _apply_rank(self, rank: RankState, message: Message, received_ns: int) -> None:
         rank.seen_ns = received_ns
@@ -205,18 +203,11 @@ class RunState:
         if isinstance(message, Beat):
             rank.beat, rank.dropped = message, message.dropped
             rank.first_beat = rank.first_beat or message
-            if not rank.watched:
-                self._add_steps(self._matcher.leave(rank.rank))
         elif isinstance(message, Hello):
             self._apply_hello(rank, message)
-        elif isinstance(message, Layout):
-            self.layouts.apply_layout(message)
-        elif isinstance(message, Group):
-            self.groups.apply(message)
         elif isinstance(message, Bye):
             rank.bye = message
             self.ends.append(message)
-            self._add_steps(self._matcher.leave(rank.rank))
 
     def _apply_node(self, node: Node) -> None:
         """Its ranks are unseen from now on, or have come back."""
@@ -230,8 +221,6 @@ class RunState:
     def _apply_hello(self, rank: RankState, hello: Hello) -> None:
         rank.hello, rank.bye = hello, None
         self.run_id = hello.run_id or self.run_id
-        self.groups.apply(hello)
-        self.clocks.meet(hello)
 
     def _apply_step(self, step: Step, received_ns: int) -> None:
         rank = self._rank(step.rank)
@@ -239,66 +228,6 @@ class RunState:
         rank.missing += missing_steps(rank.last_step, step)
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
         self.cost.add_step(step)
-        self._add_steps(self._matcher.add_step(step))
-
-    def _add_steps(self, steps: Iterable[NumberedStep]) -> None:
-        for number, step in steps:
-            rank = self._rank(step.rank)
-            rank.newest = max(rank.newest, number)
-            across = self.steps.get(number) or self._make_step(number)
-            if across is not None:
-                across.add_step(step)
-                if self.clocks.several and len(across) >= len(self.ranks):
-                    self.clocks.observe(across.ranks)
-                    across.align(self.clocks.shifts(across.ranks))
-                if len(across) >= max(self.world_size, 1):
-                    self._diagnose(number)
-        if self.frames % KEEP_DECODED == 0:
-            self._tidy(everything=True)
-
-    def _diagnose(self, number: int) -> None:
-        """A step that all ranks have sent, after those before it that some will never send, as frames come in order."""
-        for older in sorted(other for other in self._undiagnosed if other <= number):
-            self.diagnosis.add_step(self._undiagnosed.pop(older))
-
-    def _diagnose_rest(self) -> None:
-        """The steps that some ranks never sent."""
-        self._diagnose(max(self._undiagnosed, default=-1))
-
-    def _make_step(self, number: int) -> StepAcrossRanks | None:
-        """A new step; None if it is older than anything kept."""
-        if len(self.steps) >= self._room() and number < next(iter(self.steps)):
-            return None
-        in_order = not self.steps or number > next(reversed(self.steps))
-        across = self.steps[number] = StepAcrossRanks(number, not self.clocks.several, self.groups.members)
-        self._undiagnosed[number] = across
-        if not in_order:
-            self.steps = OrderedDict(sorted(self.steps.items()))
-        self._tidy()
-        return across
-
-    def _room(self) -> int:
-        """How many steps are kept."""
-        return max(min(KEEP_STEPS, KEEP_RANK_STEPS // max(len(self.ranks), 1)), 2)
-
-    def _tidy(self, everything: bool = False) -> None:
-        """Drops the oldest steps except the last few full ones, and packs those that are no longer new.
-
-        Usually one step has become old since the last time. ``everything`` also finds older ones that changed.
-        """
-        if (spare := len(self.steps) - self._room()) > 0:
-            full = islice((across for across in reversed(self.steps.values()) if across.full), FULL_STEPS)
-            kept = {across.step for across in full}
-            for step in [step for step in islice(self.steps, spare) if step not in kept]:
-                del self.steps[step]
-                self._undiagnosed.pop(step, None)
-        unpacked = max(KEEP_DECODED // max(len(self.ranks), 1), 2)
-        for across in islice(reversed(self.steps.values()), unpacked, None):
-            if not across.pack() and not everything:
-                break
-        for across in islice(reversed(self.steps.values()), KEEP_FIGURES, None):
-            if not across.forget_facts() and not everything:
-                break
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -374,7 +303,7 @@ class RunState:
         if len(across) >= len(self.ranks):
             return True
         missing = (state for rank, state in self.ranks.items() if rank not in across.members)
-        return all(not state.watched and state.newest < across.step for state in missing)
+        return all(not state.watched and self._run.newest.get(state.rank, -1) < across.step for state in missing)
 
 
 def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:

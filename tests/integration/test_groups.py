@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.analysis.assembly import steps_across_ranks
+from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from ddpwatch.viewer.state import RunState

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.analysis.assembly import steps_across_ranks
+from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.analysis.step import figures
 from ddpwatch.common.intervals import intersect, total, union
 from ddpwatch.export.writers import export

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import steps_across_ranks
+from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from ddpwatch.whatif.answer import WhatIf

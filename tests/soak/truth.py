@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import steps_across_ranks
+from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.common.text import UNKNOWN, table
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of

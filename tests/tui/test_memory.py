@@ -6,8 +6,9 @@ import weakref
 import msgspec
 import pytest
 
+from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.tui.views.painted import RowStrip
-from ddpwatch.viewer.state import KEEP_STEPS, RunState
+from ddpwatch.viewer.state import RunState
 from tests.support.dashboards import FakeJobs, live_app, until
 from tests.support.frames import EPOCH_NS, bye, device, hello, layout, run, state_of, step
 
@@ -30,7 +31,7 @@ def test_a_step_that_is_dropped(no_collector):
     view.skew, view.row("late"), view.figures[0]
     dropped = weakref.ref(view)
     del view
-    for number in range(3, 3 + KEEP_STEPS):
+    for number in range(3, 3 + KEPT.steps):
         for rank in (0, 1):
             state.apply(step(rank, number), state.now_ns)
     assert dropped() is None
@@ -74,7 +75,7 @@ def test_hours_of_frames_are_bounded():
     assert len(state.devices) <= 8 + 600 // 10 + 1  # those of the last ten minutes
     assert [len(state.devices["node1", "", "cuda", index]) for index in range(8)] == [600] * 8
     assert max(len(state.clocks._lowest), len(state.clocks._offsets)) <= 4
-    assert (len(state.steps), len(state.marks), len(state.ends)) == (KEEP_STEPS, 0, 100)
+    assert (len(state.steps), len(state.marks), len(state.ends)) == (KEPT.steps, 0, 100)
 
 
 def test_large_layouts_are_bounded_by_their_size():

@@ -11,6 +11,7 @@ import pytest
 from ddpwatch.analysis.diagnosis.incident import Account, LostTime
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
 from ddpwatch.analysis.diagnosis.words.rows import incident_row
+from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import summarise
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
@@ -28,7 +29,7 @@ from ddpwatch.tui.models.overview import Link, LinkState
 from ddpwatch.tui.models.whole import WholeRecording
 from ddpwatch.tui.paint.header import line_below
 from ddpwatch.tui.session import ViewerSession
-from ddpwatch.viewer.state import KEEP_STEPS, RunState
+from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Bye, Mark, Step
 from tests.support.dashboards import Clock, ended_recording, replay_app, screen_text, until
 from tests.support.frames import (
@@ -256,11 +257,11 @@ class TestSeeking:
     def test_far_away_not_everything_is_read(self, long_recording):
         recording = Recording(long_recording)
         _, end_ns = recording.span_ns
-        since_ns = recording.lead_in(end_ns, KEEP_STEPS, HISTORY_S)
+        since_ns = recording.lead_in(end_ns, KEPT.steps, HISTORY_S)
         needed, everything = list(recording.seek(since_ns)), list(recording)
-        assert KEEP_STEPS * 2 < len(needed) < 0.85 * len(everything)
+        assert KEPT.steps * 2 < len(needed) < 0.85 * len(everything)
         assert [m for m, _ in needed[:4]] == [m for m, _ in everything[:4]]  # who the ranks are
-        assert recording.lead_in(end_ns, KEEP_STEPS, 10_000) == 0
+        assert recording.lead_in(end_ns, KEPT.steps, 10_000) == 0
 
     def test_a_step_is_shown_once_its_last_rank_has_sent_it(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording))
@@ -469,7 +470,7 @@ class TestKeys:
             assert app.session.step_shown.step == 699
             app.session.select_oldest()
             oldest = app.session.step_shown.step
-            assert oldest == 702 - KEEP_STEPS
+            assert oldest == 702 - KEPT.steps
             await pilot.press("left_square_bracket")
             await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == oldest - 1)
             assert f"step {oldest - 1} of {oldest - 1} (paused)" in screen_text(app)

@@ -9,6 +9,6 @@ def test_a_step_that_is_held_back_is_not_worked_out(monkeypatch):
     session = ViewerSession()
     session.apply_frames(enveloped([hello(0), hello(1), step(0, 1)]))
     assert list(session.state.steps[1].ranks) == [0]
-    monkeypatch.setattr(session.state._matcher, "add_step", lambda _: [])  # holds it back
+    monkeypatch.setattr(session.state._run._matcher, "add_step", lambda _: [])  # holds it back
     session.apply_frames(enveloped([step(1, 1)]))
     assert list(session.state.steps[1].ranks) == [0]

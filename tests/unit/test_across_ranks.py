@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import METRICS, StepAcrossRanks
 from ddpwatch.analysis.buckets import BucketTable, bucket_steps
+from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.step import comm_of
 from ddpwatch.export.tables import bucket_rows
-from ddpwatch.viewer.state import KEEP_DECODED, KEEP_RANK_STEPS, RunState
+from ddpwatch.viewer.state import RunState
 from tests.support.frames import MS, hello, run, state_of, step, unwatched
 
 offsets = st.lists(st.integers(0, 40), min_size=2, max_size=2)
@@ -106,18 +107,17 @@ def test_rows_survive_and_follow_a_late_frame():
 
 
 def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones(monkeypatch):
-    world, keep_rank_steps, keep_decoded = 128, KEEP_RANK_STEPS // 8, KEEP_DECODED // 8
-    monkeypatch.setattr("ddpwatch.viewer.state.KEEP_RANK_STEPS", keep_rank_steps)
-    monkeypatch.setattr("ddpwatch.viewer.state.KEEP_DECODED", keep_decoded)
+    world, kept, decoded = 128, StepLimit(512, 8192, 2), StepLimit(512, 256, 2)
+    monkeypatch.setattr("ddpwatch.analysis.kept_steps.KEPT", kept)
+    monkeypatch.setattr("ddpwatch.analysis.kept_steps.DECODED", decoded)
     state = RunState()
     for rank in range(world):
         state.apply(hello(rank, world), 1)
-    for number in range(keep_rank_steps // world + 3):
+    for number in range(kept.of(world) + 3):
         for rank in range(world):
             state.apply(step(rank, number), 2)
-    assert len(state.steps) == keep_rank_steps // world
-    decoded = [view for view in state.steps.values() if not view._packed]
-    assert 0 < len(decoded) * world <= keep_decoded
+    assert len(state.steps) == kept.of(world) == 64
+    assert 0 < sum(not view._packed for view in state.steps.values()) <= decoded.of(world) == 2
 
 
 class TestBuckets:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import StepAssembler
 from ddpwatch.analysis.attachments import ATTACHED_STEPS, AttachmentBuilder
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.words.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
 from ddpwatch.common.text import clean, percent, size
 from ddpwatch.report.text import render_report
@@ -296,8 +296,7 @@ def test_the_newest_steps_do_without_a_rank_that_is_no_longer_watched(rank: int)
     assert newest is not None
     assert newest.step == 39
     assert rank_status(state, state.ranks[rank]) == ("no longer watched", "warn")
-    assembler = StepAssembler()
-    steps = [across for message in (*both, silent, *alone) for across in assembler.apply(message)]
+    steps = list(steps_across_ranks([*both, silent, *alone]))
     assert steps[-1].step == 39
 
 

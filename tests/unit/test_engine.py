@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.streak import Streak
+from ddpwatch.analysis.run import Run
 from ddpwatch.wire.messages import Group, Layout, Mark, Span
 from tests.support.diagnosis_cases import Case, job_of
 from tests.support.diagnosis_score import play
@@ -37,9 +37,9 @@ from tests.support.frames import (
 
 def report_diagnosis(messages):
     """The diagnosis of a report, which assembles steps without keeping them."""
-    found = DiagnosedRun()
+    found = Run()
     assert list(found.steps(enveloped(messages)))
-    return found._diagnosis
+    return found.diagnosis
 
 
 def incidents(lateness, **changes):
@@ -357,7 +357,7 @@ def test_a_step_that_one_rank_lost_is_counted_once_and_ends_nothing(build):
 
 def test_shares_have_one_base_while_a_hang_lasts():
     """What ranks wait in it is in no step yet, and more than all steps took."""
-    found = DiagnosedRun()
+    found = Run()
     frames = enveloped(run(late_rank=1))
     for message, envelope in frames:
         found.apply(message, envelope.received_ns)

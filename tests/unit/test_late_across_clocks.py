@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.streak import Streak
+from ddpwatch.analysis.run import Run
 from ddpwatch.wire.messages import Message, Span, Step
 from tests.support.frames import MS, START_NS, enveloped, hello, step
 
@@ -108,7 +108,7 @@ def stalled(late_ms: int) -> Iterator[Message]:
 @pytest.mark.parametrize(("late_ms", "ranks"), [(260, []), (390, [1])])
 def test_a_stall_is_a_ranks_if_its_clock_cannot_explain_that(late_ms: int, ranks: list[int]) -> None:
     """More than half of the stall lies before its launch, whatever the clocks' error."""
-    run = DiagnosedRun()
+    run = Run()
     for _ in run.steps(enveloped(stalled(late_ms))):
         pass
     [pause] = [row for row in run.incidents() if row["kind"] == "pause"]

@@ -12,6 +12,7 @@ import pytest
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.analysis.diagnosis.hangs.liveness import AGENT_SILENT_NS
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict
+from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.window import summarise
 from ddpwatch.collector.node_steps import NodeStepPacker
 from ddpwatch.recording.follow import FollowSource, follow_frames
@@ -329,7 +330,7 @@ def test_nodes_whose_wall_clocks_differ_are_compared_all_the_same(
     tmp_path: Path, recorded: tuple[Recording, Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By more time than steps wait for their last ranks."""
-    monkeypatch.setattr("ddpwatch.analysis.assembly.OPEN_STEPS", 16)
+    monkeypatch.setattr("ddpwatch.analysis.run.OPEN", StepLimit(16, 1 << 20, 1))
     together, whole = report_of(with_wall_clocks_apart(tmp_path, 120)), report_of(recorded[0].path)
     rows = {row["rank"]: row for row in together["ranks"]}
     assert all(row["late_ms_p50"] is not None for row in rows.values())

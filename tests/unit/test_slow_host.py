@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpwatch.analysis.diagnosed_run import DiagnosedRun
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.run import Run
 from ddpwatch.wire.messages import ClockExchange, Message
 from tests.support.frames import enveloped, hello, layout, synchronous
 
@@ -72,7 +72,7 @@ def job(late_ranks: tuple[int, ...], hosts: dict[int, Host] = HOSTS) -> Iterator
 
 
 def test_a_slow_host_is_named_and_its_cost_is_its_ranks() -> None:
-    run = DiagnosedRun()
+    run = Run()
     for _ in run.steps(enveloped(job((4, 5)))):
         pass
     [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]
@@ -84,7 +84,7 @@ def test_a_slow_host_is_named_and_its_cost_is_its_ranks() -> None:
 
 def test_ranks_that_are_late_together_cost_what_the_other_hosts_wait() -> None:
     """Not only what the last of them is later than the next, which is on the same slow host."""
-    run = DiagnosedRun()
+    run = Run()
     for _ in run.steps(enveloped(job((3, 4, 5)))):
         pass
     [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]
@@ -93,7 +93,7 @@ def test_ranks_that_are_late_together_cost_what_the_other_hosts_wait() -> None:
 
 
 def test_two_hosts_of_one_name_are_two() -> None:
-    run = DiagnosedRun()
+    run = Run()
     for _ in run.steps(enveloped(job((4, 5), {rank: Host("node", boot_id) for rank, (_, boot_id) in HOSTS.items()}))):
         pass
     [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]

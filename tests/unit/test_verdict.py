@@ -6,6 +6,7 @@ import pytest
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.verdict import verdict
+from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.window import summarise
 from ddpwatch.wire.messages import Mark, Span
 from tests.support.frames import MS, beat, bye, hello, killed, layout, run, shadow, state_of, step, synchronous
@@ -199,6 +200,6 @@ class TestFullSteps:
         assert [view.step for view in recent if view.timed] == [128, 192, 256]
 
     def test_they_outlive_the_others_where_there_is_room_for_few(self, monkeypatch):
-        monkeypatch.setattr("ddpwatch.viewer.state.KEEP_RANK_STEPS", 20)
+        monkeypatch.setattr("ddpwatch.analysis.kept_steps.KEPT", StepLimit(512, 20, 2))
         state = state_of([hello(0, world=1), *(shadow(0, n) if n % 64 else step(0, n) for n in range(1, 300))])
         assert list(state.steps) == [128, 192, 256, *range(280, 300)]

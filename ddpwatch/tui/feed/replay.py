@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.seek import Position, SeekTarget, locate
 from ddpwatch.tui.feed.events import Arrived, Attached, FeedEvent, Missed, Over, Rewound
 from ddpwatch.tui.feed.playback import Playable, PlaybackClock
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
 from ddpwatch.tui.models.devices import HISTORY_S
-from ddpwatch.viewer.state import KEEP_STEPS
 from ddpwatch.wire.transport import Frame
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -175,7 +175,7 @@ class ReplayFeed(ThreadFeed):
             self._move(goal)
 
     def _move(self, position: Position) -> None:
-        since_ns = self._recording.lead_in(position.at_ns, KEEP_STEPS, HISTORY_S)
+        since_ns = self._recording.lead_in(position.at_ns, KEPT.steps, HISTORY_S)
         if position.at_ns < self._playback.now_ns or since_ns > self._playback.now_ns:
             self._post(Rewound())
             self._playback = PlaybackClock(self._recording.seek(since_ns), self.speed)

@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterable
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import StepAssembler
-from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.analysis.run import Run
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.steps import is_slow
-from ddpwatch.wire.messages import Layout
 from ddpwatch.wire.transport import Frame
 
 WORK_S, REST_S = 0.004, 0.002  # the screen shares the interpreter with this thread
@@ -67,29 +64,23 @@ class WholeRecording:
             self.result = Diagnosed()
 
     def _read(self) -> None:
-        assembler = StepAssembler()
-        layouts = Layouts(assembler.groups)
-        diagnosis = Diagnosis(layouts, assembler.groups)
+        run = Run()
         first_ns, last_ns = self._span_ns()
         rest_at = time.monotonic() + WORK_S
         for message, envelope in self._frames():
-            diagnosis.apply(message, envelope.received_ns)
-            for across in assembler.apply(message):
-                self._add_step(diagnosis, across)
-            if isinstance(message, Layout):
-                layouts.apply_layout(message)
+            for across in run.apply(message, envelope.received_ns):
+                self._note_unusual(across)
             if time.monotonic() >= rest_at:
                 progress = (envelope.received_ns - first_ns) / max(last_ns - first_ns, 1)
                 self.result = Diagnosed(progress=round(progress, 2))
                 if self._stopped.wait(REST_S):
                     return
                 rest_at = time.monotonic() + WORK_S
-        for across in assembler.rest():
-            self._add_step(diagnosis, across)
-        self.result = Diagnosed(tuple(diagnosis.incidents()), diagnosis.lost(), whole=True)
+        for across in run.rest():
+            self._note_unusual(across)
+        self.result = Diagnosed(tuple(run.diagnosis.incidents()), run.diagnosis.lost(), whole=True)
 
-    def _add_step(self, diagnosis: Diagnosis, across: StepAcrossRanks) -> None:
-        diagnosis.add_step(across)
+    def _note_unusual(self, across: StepAcrossRanks) -> None:
         usual = median(self._durations) if self._durations else None
         if is_slow(across, usual) or any(step.status == "aborted" for step in across.ranks.values()):
             self.unusual.append(across.step)
