@@ -264,6 +264,7 @@ class WhatIf:
         measured = self.recorded.measured_ns
         return {
             "steps": len(self.recorded.steps),
+            "left_out": self.recorded.left_out,
             "replayed": {
                 "step_ms": self.replayed.mean / NS_PER_MS,
                 "measured_ms": measured / NS_PER_MS,

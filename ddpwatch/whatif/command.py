@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -12,10 +12,9 @@ from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run.regular import read_regular
 from ddpwatch.whatif.answer import WhatIf
-from ddpwatch.whatif.recorded import Recorded, RecordedBuilder
+from ddpwatch.whatif.recorded import Recorded, recorded_of
 from ddpwatch.whatif.scenarios import Change, parse_hook
 from ddpwatch.whatif.wire import Wire, parse_wire
-from ddpwatch.wire.messages import Message
 
 if TYPE_CHECKING:
     from ddpwatch.viewer.live_source import Source
@@ -88,7 +87,7 @@ def recorded_in(file: Path) -> tuple[Recorded, list[str]]:
     """
     recording = Recording(file)
     try:
-        found = _recorded(message for message, _ in recording)
+        found = recorded_of(message for message, _ in recording)
     except UsageError as error:
         if recording.cut_tail:
             raise UsageError(f"{file} is cut off or damaged, and before that: {error.message}", error.hint) from None
@@ -108,16 +107,9 @@ def recorded_live(source: Source) -> Recorded:
     from ddpwatch.viewer.live_source import snapshot
 
     try:
-        return _recorded(message for message, _ in snapshot(source))
+        return recorded_of(message for message, _ in snapshot(source))
     finally:
         source.close()
-
-
-def _recorded(messages: Iterable[Message]) -> Recorded:
-    builder = RecordedBuilder()
-    for message in messages:
-        builder.apply(message)
-    return builder.build()
 
 
 def read_wire(file: Path) -> Wire:

@@ -7,24 +7,23 @@ reduced.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.assembly import StepAssembler
+from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.means import STARTING_STEPS
+from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import starts_of
 from ddpwatch.common.intervals import total, union
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import Parameter
 from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, Hello, Layout, Message, Step
 
-KEEP_RANK_STEPS = 4096  # of full steps, the newest; more change no answer
-KEEP_STEPS = 512
-LEAST_KEPT = 32  # full steps, however many ranks there are
 FEWEST_STEPS = 5
+FULL = StepLimit(512, 4096, FEWEST_STEPS + 3)  # full steps, the newest: what bounds memory; more change no answer
 
 RECORD_MORE = "record more steps in full: DDPWATCH_STEPS=full, or attach a dashboard meanwhile"
 
@@ -62,7 +61,8 @@ class Recorded:
     """A run, as far as what-if needs it.
 
     Attributes:
-        steps: Its full steps, oldest first; per step the ranks in ascending order.
+        steps: Its newest full steps, oldest first; per step the ranks in ascending order.
+        left_out: How many older full steps there are: they would take too much memory.
         ranks: Their numbers.
         backend, torch, flags: What the lowest rank said about itself; the backend that its device has.
         gpu: Whether GPUs stamp.
@@ -77,6 +77,7 @@ class Recorded:
     """
 
     steps: list[list[RankStep]]
+    left_out: int
     ranks: list[int]
     backend: str
     torch: str
@@ -107,35 +108,39 @@ class Recorded:
 
 
 class RecordedBuilder:
-    """Takes the messages of a run, or steps that are assembled already; `build` says what they show."""
+    """Takes a run's hellos, layouts and steps; `build` says what they show."""
 
     def __init__(self) -> None:
-        self._assembler = StepAssembler()
         self._hellos: dict[int, Hello] = {}
         self._layouts: dict[int, Layout] = {}  # the newest, by module, of the lowest rank
-        self._full: deque[StepAcrossRanks] = deque(maxlen=KEEP_STEPS)
+        self._full: deque[StepAcrossRanks] = deque()
+        self._left_out = 0  # older full steps
         self._steps = 0
         self._groups: set[int] = set()
         self._sharded = self._uncomparable = False
         self._first_order: list[int] = []
 
     def apply(self, message: Message) -> None:
-        """Takes one message."""
-        for across in self._assembler.apply(message):
-            self._close(across)
+        """Takes a hello or a layout; ignores all else."""
         if isinstance(message, Hello):
             self._hellos[message.rank] = message
         elif isinstance(message, Layout) and message.rank == min(self._hellos, default=message.rank):
             self._layouts[message.module] = message
             self._sharded = self._sharded or message.kind == "group"
-        elif isinstance(message, Step):
-            self._look_at(message)
 
     def add_step(self, across: StepAcrossRanks) -> None:
-        """Takes a step of all its ranks."""
+        """Takes the next step of all its ranks."""
         for step in across.ranks.values():
             self._look_at(step)
-        self._close(across)
+        if not across.full or len(across) < max(1, len(self._hellos)):
+            return
+        if not across.comparable:
+            self._uncomparable = True
+            return
+        self._full.append(across)
+        if len(self._full) > FULL.of(len(across)):
+            self._full.popleft()
+            self._left_out += 1
 
     def _look_at(self, step: Step) -> None:
         self._steps += 1
@@ -145,23 +150,12 @@ class RecordedBuilder:
             self._groups |= set(step.comm_group or [DEFAULT_GROUP])
         self._sharded = self._sharded or any(op != ALL_REDUCE for op in step.comm_op)
 
-    def _close(self, across: StepAcrossRanks) -> None:
-        if across.full and len(across) >= max(1, len(self._hellos)):
-            if not across.comparable:
-                self._uncomparable = True
-                return
-            self._full.append(across)
-            if len(self._full) > max(LEAST_KEPT, KEEP_RANK_STEPS // len(across)):
-                self._full.popleft()
-
     def build(self) -> Recorded:
         """What the messages so far show.
 
         Raises:
             UsageError: They do not carry any prediction.
         """
-        for across in self._assembler.rest():
-            self._close(across)
         self._check_job()
         hello, layout = self._hellos[min(self._hellos)], next(iter(self._layouts.values()))
         steps = self._comparable_steps(layout)
@@ -173,6 +167,7 @@ class RecordedBuilder:
         ]
         return Recorded(
             steps=rows,
+            left_out=self._left_out,
             ranks=sorted(self._hellos),
             backend=_backend_of(hello),
             torch=hello.torch,
@@ -237,6 +232,22 @@ class RecordedBuilder:
         if not found and len(across.skew.buckets) != len(layout.buckets):
             return "ranks launched other buckets than each other"
         return found
+
+
+def recorded_of(messages: Iterable[Message]) -> Recorded:
+    """Returns what all messages of a run show.
+
+    Raises:
+        UsageError: They do not carry any prediction.
+    """
+    run, builder = Run(diagnosed=False), RecordedBuilder()
+    for message in messages:
+        for across in run.apply(message):
+            builder.add_step(across)
+        builder.apply(message)
+    for across in run.rest():
+        builder.add_step(across)
+    return builder.build()
 
 
 def _backend_of(hello: Hello) -> str:

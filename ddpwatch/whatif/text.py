@@ -29,9 +29,10 @@ def render_whatif(answer: dict[str, Any], everything: bool) -> str:
 
 
 def _head(answer: dict[str, Any]) -> str:
-    replayed = answer["replayed"]
+    replayed, steps, left_out = answer["replayed"], answer["steps"], answer["left_out"]
+    used = f"the newest {steps} of {steps + left_out}" if left_out else f"{steps}"
     return (
-        f"measured {number(replayed['measured_ms'])} ms a step, over {answer['steps']} full steps; "
+        f"measured {number(replayed['measured_ms'])} ms a step, over {used} full steps; "
         f"replayed {number(replayed['step_ms'])} ms ({100 * replayed['error']:+.1f} %)"
     )
 

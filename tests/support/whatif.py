@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from ddpwatch.whatif.answer import WhatIf
 from ddpwatch.whatif.assignment import MIB, Parameter, initial, limits_of, rebuilt
-from ddpwatch.whatif.recorded import Recorded, RecordedBuilder
+from ddpwatch.whatif.recorded import Recorded, recorded_of
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.whatif.schedule import Speeds, play
 from ddpwatch.wire.messages import BucketLayout, Hello, Layout, Message, Span, Step
@@ -180,14 +180,6 @@ class MadeUpJob:
 def recorded(job: MadeUpJob) -> Recorded:
     """What a recording of the job shows."""
     return recorded_of(job.messages())
-
-
-def recorded_of(messages: Iterable[Message]) -> Recorded:
-    """What a recording with these messages shows."""
-    builder = RecordedBuilder()
-    for message in messages:
-        builder.apply(message)
-    return builder.build()
 
 
 def built(messages: Iterable[Message]) -> WhatIf:

@@ -12,6 +12,7 @@ from msgspec.structs import replace as replace_in
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Shift
+from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif import answer
@@ -19,10 +20,11 @@ from ddpwatch.whatif.answer import Prediction, WhatIf
 from ddpwatch.whatif.assignment import MIB, limits_of
 from ddpwatch.whatif.cost import Guess
 from ddpwatch.whatif.model import LIKELY_RANK_ONE, fit, noise, segment_bounds
-from ddpwatch.whatif.recorded import Recorded, RecordedBuilder
+from ddpwatch.whatif.recorded import FULL, Recorded, RecordedBuilder
 from ddpwatch.whatif.replay import Replay
 from ddpwatch.whatif.scenarios import Change, plan, recorded_limits
 from ddpwatch.whatif.schedule import Speeds
+from ddpwatch.whatif.text import render_whatif
 from ddpwatch.wire.messages import Step
 from tests.support.whatif import DATA_MS, MS, MadeUpJob, built, edited, line, refused
 from tests.unit.test_whatif_cost import wire
@@ -431,6 +433,16 @@ def test_of_many_steps_some_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     for few, whole in zip(some, WhatIf(recorded).ask(changes), strict=True):
         assert few.step_ms != whole.step_ms
         assert few.low < whole.step_ms < few.high
+
+
+def test_the_more_ranks_the_fewer_steps_are_used_and_the_answer_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [FULL.of(ranks) for ranks in (2, 64, 1024, 8192)] == [512, 64, 8, 8]
+    monkeypatch.setattr("ddpwatch.whatif.recorded.FULL", StepLimit(512, 40, 8))
+    asked = built(JOB.but(ranks=4, steps=40).messages())
+    found = asked.document([])
+    assert found["steps"] == 10
+    assert found["left_out"] > 20
+    assert f"over the newest 10 of {10 + found['left_out']} full steps;" in render_whatif(found, everything=True)
 
 
 def test_what_is_left_out_makes_a_mean_less_certain() -> None:

@@ -15,13 +15,12 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.errors import UsageError
 from ddpwatch.viewer.state import RunState
 from ddpwatch.whatif.answer import Prediction, WhatIf
-from ddpwatch.whatif.recorded import FEWEST_STEPS, RecordedBuilder
+from ddpwatch.whatif.recorded import FULL, RecordedBuilder
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.wire.messages import Hello, Layout, Message
 
 MOST_RANKS = 256  # with more, an answer would take many seconds
-MOST_RANK_STEPS = 1024  # in one request, but at least `LEAST_STEPS` steps
-LEAST_STEPS = FEWEST_STEPS + 3
+ASKED = FULL._replace(rank_steps=1024)  # full steps in one request
 REST_S = 0.002  # after each change, as the screen shares the interpreter
 PAUSE_S = 4.0  # at least, after an answer
 WORK_SHARE = 0.2  # of the time that the thread may work
@@ -48,8 +47,7 @@ def evidence_of(state: RunState, steps: Iterable[StepAcrossRanks]) -> Evidence:
     complete = [across for across in steps if len(across) >= max(len(state.ranks), 1)]
     full = [across for across in complete if across.full]
     starting = [across for across in complete[:1] if not across.counted]  # the warm-up, which shows the order
-    most = max(LEAST_STEPS, MOST_RANK_STEPS // max(len(state.ranks), 1))
-    chosen = [*starting, *full[-most:]] if full else complete[-1:]
+    chosen = [*starting, *full[-ASKED.of(len(state.ranks)) :]] if full else complete[-1:]
     if len(state.ranks) > MOST_RANKS:
         chosen = []
     layouts = sorted(state.layouts.values(), key=lambda layout: layout.epoch)

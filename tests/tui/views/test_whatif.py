@@ -9,7 +9,7 @@ from ddpwatch.common.text import three_digits
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.feed.events import Attached
 from ddpwatch.tui.models import whatif as model
-from ddpwatch.tui.models.whatif import LEAST_STEPS, MOST_RANK_STEPS, MOST_RANKS, Predictor, WhatIfModel, evidence_of
+from ddpwatch.tui.models.whatif import ASKED, MOST_RANKS, Predictor, WhatIfModel, evidence_of
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.whatif import answer as answers
 from ddpwatch.whatif.command import answer, recorded_in
@@ -173,12 +173,12 @@ class TestEvidence:
     def test_it_is_bounded_and_not_shared(self):
         state = state_of([*run(40, world=64)])
         found = evidence_of(state, state.steps.values())
-        assert len(found.steps) == MOST_RANK_STEPS // 64 + 1  # and the warm-up
+        assert len(found.steps) == ASKED.of(64) + 1  # and the warm-up
         mine = found.steps[-1]
         assert mine is not state.steps[mine.step]
         mine.unpack()
         assert mine.ranks == state.steps[mine.step].ranks
-        for world, most in ((MOST_RANKS, LEAST_STEPS + 1), (MOST_RANKS + 1, 0)):
+        for world, most in ((MOST_RANKS, ASKED.least + 1), (MOST_RANKS + 1, 0)):
             state = state_of([*run(12, world=world)])
             assert len(evidence_of(state, state.steps.values()).steps) == most
 
