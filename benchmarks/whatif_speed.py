@@ -10,9 +10,10 @@ from typing import TypeVar
 from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.common.text import table
 from ddpwatch.whatif.answer import WhatIf
+from ddpwatch.whatif.recorded import recorded_of
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.whatif.schedule import Speeds
-from tests.support.whatif import MadeUpJob, line, recorded_of
+from tests.support.whatif import MadeUpJob, line
 
 RANKS, STEPS = 8, 500
 ROUNDS = 5
