@@ -239,11 +239,11 @@ class StepAcrossRanks:
         return self._skew
 
     def late_ns(self, rank: int) -> int | None:
-        """The rank's largest delay; None if there is nothing to compare."""
+        """Returns the rank's largest delay; None if there is nothing to compare."""
         return self.skew.late.get(rank)
 
     def wait_ns(self, rank: int) -> int | None:
-        """The rank's longest wait for others; None if there is nothing to compare."""
+        """Returns the rank's longest wait for others; None if there is nothing to compare."""
         return self.skew.wait.get(rank)
 
     def row(self, metric: str) -> array[float]:
@@ -272,7 +272,7 @@ class StepAcrossRanks:
         return True
 
     def detached(self) -> StepAcrossRanks:
-        """A copy for another thread: it has the same frames, and nothing is worked out."""
+        """Returns a copy for another thread: it has the same frames, and nothing is worked out."""
         copy = StepAcrossRanks(self.step, self.comparable, self.members_of)
         copy.shifts, copy.counted, copy.timed, copy.reduced = self.shifts, self.counted, self.timed, self.reduced
         copy.start_ns, copy.end_ns, copy.longest_ns = self.start_ns, self.end_ns, self.longest_ns

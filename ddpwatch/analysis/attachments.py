@@ -58,7 +58,7 @@ class AttachmentBuilder:
             self._full.append(oldest)
 
     def documents(self) -> dict[str, bytes]:
-        """The documents by name: ``run.json``, ``findings.json`` and ``incidents.json``."""
+        """Returns the documents by name: ``run.json``, ``findings.json`` and ``incidents.json``."""
         steps = [step for message in self._steps for step in _steps_of(message)]
         report, numbers = self._report(steps), [step.step for step in steps]
         span = [min(numbers, default=None), max(numbers, default=None)]
@@ -70,7 +70,7 @@ class AttachmentBuilder:
         return {name: msgspec.json.encode(document) for name, document in documents.items()}
 
     def _report(self, steps: list[Step]) -> dict[str, Any]:
-        """Of these steps. A mark comes before the step that it lies in, as it did when it was received."""
+        """Reports on these steps. A mark comes before the step that it lies in, as it did when it was received."""
         builder, marks = ReportBuilder(), {rank: deque(kept) for rank, kept in self._marks.items()}
         for message in (*self._others.values(), *self._pings, *steps):
             if isinstance(message, Step):

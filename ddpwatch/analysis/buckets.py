@@ -98,7 +98,7 @@ class BucketTable:
         return True
 
     def rows(self) -> list[BucketSummary]:
-        """The buckets of the newest step, by module, index and use, each over all steps that have it."""
+        """Returns the buckets of the newest step, by module, index and use, each over all steps that have it."""
         if not self.steps:
             return []
         return [self._row(bucket) for bucket in sorted(self.steps[max(self.steps)], key=_place)]
@@ -128,13 +128,13 @@ class BucketTable:
 
 
 def _place(bucket: Bucket) -> tuple[int, int, int]:
-    """A parameter group is gathered before it is reduced."""
+    """Returns a parameter group is gathered before it is reduced."""
     module, index, use = bucket
     return module, index, _USES.index(use)
 
 
 def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], float | None]:
-    """The ranks of which most often one was last, and in what share of the steps; none if that cannot be said.
+    """Returns the ranks of which most often one was last, and in what share of the steps; none if that cannot be said.
 
     ``counts`` has () for more than `MOST_NAMED` ranks.
     """
@@ -153,7 +153,10 @@ def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp =
 
 
 def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
-    """The `busbw` of every compared bucket of a step. Sizes are those on the lowest rank of the bucket's group."""
+    """Returns the `busbw` of every compared bucket of a step.
+
+    Sizes are those on the lowest rank of the bucket's group.
+    """
     compared, found = across.skew.buckets, dict[BucketKey, float | None]()
     for rank in sorted(across.members):
         if len(found) == len(compared):
@@ -188,7 +191,7 @@ def bucket_steps(across: StepAcrossRanks) -> dict[Bucket, BucketStep]:
 
 
 def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
-    """The same, column by column."""
+    """Returns the same, column by column."""
     facts = across.all_facts()
     keys = common_keys(facts.values())
     if keys is None or keys.repeated:
@@ -210,7 +213,7 @@ def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
 
 
 def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
-    """The same for ranks that launched different buckets, or one of them twice."""
+    """Returns the same for ranks that launched different buckets, or one of them twice."""
     rows: dict[Bucket, list[_Stamps]] = {}
     sizes: dict[Bucket, int] = {}
     for rank, step in across.ranks.items():
@@ -254,7 +257,7 @@ def _compared(
     skews: Sequence[BucketSkew | None],
     bandwidths: Sequence[float | None],
 ) -> BucketColumns:
-    """Of each bucket its size, its medians (ready, launch, done, exposed), and what comparing the ranks gives."""
+    """Returns each bucket's size, medians (ready, launch, done, exposed), and what comparing the ranks gives."""
     ready, launch, done, exposed = medians
     return BucketColumns(
         buckets,
@@ -271,7 +274,7 @@ def _compared(
 
 
 def _worst(compared: Mapping[BucketKey, BucketSkew]) -> dict[Bucket, BucketKey]:
-    """Of each bucket the group whose ranks waited longest, in the first backward of the step."""
+    """Returns of each bucket the group whose ranks waited longest, in the first backward of the step."""
     found: dict[Bucket, BucketKey] = {}
     for key, skew in compared.items():
         before = compared.get(found.get(_bucket(key), key), skew)

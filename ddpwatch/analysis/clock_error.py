@@ -17,7 +17,7 @@ _ONE_CLOCK = Shift(("", ""), ("", ""), 0, 0)
 
 
 def on_one_time_line(ranks: Collection[int], shifts: Shifts) -> bool:
-    """Whether all these ranks, which stamp with several clocks, are on a common time line."""
+    """Returns whether all these ranks, which stamp with several clocks, are on a common time line."""
     return all(rank in shifts for rank in ranks) and len({shifts[rank].root for rank in ranks}) == 1
 
 
@@ -43,7 +43,7 @@ class ClockErrors:
             self.joint += _largest_two(self._clocks.values())
 
     def may_be_last(self, stamps: Sequence[int]) -> tuple[int, ...]:
-        """The ranks whose stamp may be the last, given one per rank."""
+        """Returns the ranks whose stamp may be the last, given one per rank."""
         latest: dict[Clock, int] = {}  # per clock, a time on it before which no rank can have been last
         for (_, own, clock, _), at in zip(self._rows, stamps, strict=True):
             if at - own > latest.get(clock, -_NEVER):

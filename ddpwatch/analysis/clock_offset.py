@@ -33,12 +33,12 @@ class Bound(NamedTuple):
 
 
 def at_least(at_ns: int, value: int) -> Bound:
-    """The offset was no less."""
+    """Returns the offset was no less."""
     return Bound(at_ns, value, AT_LEAST)
 
 
 def at_most(at_ns: int, value: int) -> Bound:
-    """The offset was no more."""
+    """Returns the offset was no more."""
     return Bound(at_ns, value, AT_MOST)
 
 
@@ -140,7 +140,7 @@ class ClockOffset:
         return [(-drift, low), (drift, low), (drift, high), (-drift, high)] if low <= high else []
 
     def _cut(self, polygon: list[Corner], bound: Bound) -> list[Corner]:
-        """What a bound leaves of a convex polygon."""
+        """Returns what a bound leaves of a convex polygon."""
         ms, value = self._relative(bound)
         inside = [bound.side * (offset + drift * ms - value) for drift, offset in polygon]
         if min(inside) >= 0:
@@ -166,7 +166,7 @@ def _on_the_way(a: Corner, b: Corner, share: float) -> Corner:
 
 
 def _hull(bounds: Sequence[Bound], side: int) -> list[Bound]:
-    """The bounds of one side that a line can touch: no other one will ever matter."""
+    """Returns the bounds of one side that a line can touch: no other one will ever matter."""
     kept: list[Bound] = []
     for bound in sorted(bound for bound in bounds if bound.side == side):
         while len(kept) >= 2 and side * _turn(kept[-2], kept[-1], bound) >= 0:

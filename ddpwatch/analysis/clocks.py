@@ -43,7 +43,7 @@ class Shift(NamedTuple):
 
 
 def clock_of(hello: Hello) -> Clock:
-    """The clock that a rank stamps with, named by the boot of its host and the time namespace."""
+    """Returns the clock that a rank stamps with, named by the boot of its host and the time namespace."""
     return hello.boot_id or hello.host, hello.time_ns
 
 
@@ -80,7 +80,7 @@ class ClockDomains:
         return len(self._clocks)
 
     def offset(self, clock: Clock, other: Clock) -> ClockOffset:
-        """What to add to a clock's times to get the other's, to be asked or to be bounded further."""
+        """Returns what to add to a clock's times to get the other's, to be asked or to be bounded further."""
         return self._offsets.setdefault((clock, other), ClockOffset())
 
     def exchange(self, ping: ClockExchange) -> None:
@@ -137,7 +137,7 @@ class ClockDomains:
         return found
 
     def _nearer(self) -> dict[Clock, Clock | None]:
-        """The way to the time line's clock: each clock's next one, None where it is that clock."""
+        """Returns the way to the time line's clock: each clock's next one, None where it is that clock."""
         neighbours: defaultdict[Clock, list[Clock]] = defaultdict(list)
         for (clock, other), offset in self._offsets.items():
             if offset.bounded:
@@ -178,7 +178,7 @@ _value = attrgetter("value")
 
 
 def _collectives(step: Step) -> Iterator[tuple[_Collective, int, int]]:
-    """The collectives whose completion was measured, with the earliest possible launch and the latest possible done."""
+    """Yields the collectives with a measured completion, the earliest possible launch and the latest possible done."""
     if not step.reduced or not is_timed(step.status):
         return
     error, first = step.clock_error_ns or 0, step.comm_first_seq

@@ -114,7 +114,10 @@ class FigureChange:
 
 
 def changes(a: RunSeries, b: RunSeries) -> dict[str, FigureChange | None]:
-    """How ``step``, the `PHASES` (ms) and ``overlap`` (a ratio) changed from A to B; None with too few steps."""
+    """Returns how ``step``, the `PHASES` (ms) and ``overlap`` (a ratio) changed from A to B.
+
+    None with too few steps.
+    """
     least = SMALLEST * (p50(a.step) or 0.0)
     found = {"step": _change_of(a.step, b.step, least)}
     found |= {phase: _change_of(*_comparable(a, b, phase), least) for phase in PHASES}
@@ -122,14 +125,14 @@ def changes(a: RunSeries, b: RunSeries) -> dict[str, FigureChange | None]:
 
 
 def _comparable(a: RunSeries, b: RunSeries, phase: str) -> tuple[Sequence[float], Sequence[float]]:
-    """A phase of both; nothing if it is not the same in both: without known data, ``between`` includes it."""
+    """Returns a phase of both; nothing if it is not the same in both: without known data, ``between`` includes it."""
     if phase == "between" and bool(a.phases["data"]) != bool(b.phases["data"]):
         return (), ()
     return a.phases[phase], b.phases[phase]
 
 
 def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> FigureChange | None:
-    """A difference of means needs no resampling: its bootstrap spread has a closed form."""
+    """Returns a difference of means needs no resampling: its bootstrap spread has a closed form."""
     if min(len(a), len(b)) < FEWEST_STEPS:
         return None
     blocks_a, blocks_b = _block_medians(a), _block_medians(b)
@@ -169,7 +172,7 @@ def _overlap(a: RunSeries, b: RunSeries, rng: random.Random) -> tuple[float, flo
 
 
 def figures_of(series: RunSeries) -> dict[str, Any]:
-    """A run's column in a comparison: medians over the steps, in ms and as a ratio."""
+    """Returns a run's column in a comparison: medians over the steps, in ms and as a ratio."""
     return {
         "name": series.name,
         "steps": len(series.step),
@@ -180,7 +183,7 @@ def figures_of(series: RunSeries) -> dict[str, Any]:
 
 
 def changed_accounts(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
-    """The accounts of lost time in A or B, by how much their share of the rank-time differs, largest first.
+    """Returns the accounts of lost time in A or B, by how much their share of the rank-time differs, largest first.
 
     Args:
         a: ``lost`` of one run (`ddpwatch.analysis.diagnosis.words.rows.lost_row`).
@@ -199,7 +202,7 @@ def changed_accounts(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any
 
 
 def changed_incidents(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
-    """The incidents that only one of two runs has: no other is of the same kind, ranks and phase. Worst first.
+    """Returns the incidents that only one of two runs has: no other is of the same kind, ranks and phase. Worst first.
 
     Args:
         a: A run: its ``name`` and its ``incidents``.
@@ -229,7 +232,7 @@ def _block_medians(values: Sequence[float]) -> list[float]:
 
 
 def _autocorrelation(values: Sequence[float]) -> float:
-    """Of each value with the next."""
+    """Correlates each value with the next."""
     centre = fmean(values)
     spread = sum((value - centre) ** 2 for value in values)
     return sum((a - centre) * (b - centre) for a, b in pairwise(values)) / spread if spread else 0.0
@@ -238,7 +241,7 @@ def _autocorrelation(values: Sequence[float]) -> float:
 def _interval(
     a: Sequence[float], b: Sequence[float], change: Callable[[float, float], float], rng: random.Random
 ) -> tuple[float, float, float]:
-    """The change from A to B, and its interval."""
+    """Returns the change from A to B, and its interval."""
     resampled = [
         change(fmean(rng.choices(a, k=len(a))), fmean(rng.choices(b, k=len(b)))) for _ in range(RESAMPLES)
     ]  # fmt: skip
@@ -261,7 +264,7 @@ def _student(confidence: float, freedom: int) -> float:
 
 
 def _phase(a: RunSeries, b: RunSeries) -> str:
-    """The phase that changed most in the direction of the step, if that is a third of the step's change or more."""
+    """Returns the phase that changed most with the step, if that is a third of the step's change or more."""
     change = _change(a.step, b.step)
     changes = {phase: _change(*series) for phase in PHASES if all(series := _comparable(a, b, phase))}
     phase = max(changes, key=lambda name: changes[name] * math.copysign(1, change))

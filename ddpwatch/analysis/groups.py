@@ -35,18 +35,18 @@ class Groups:
                 self._of_rank[message.rank] = tuple(sorted({*own, message.id}))
 
     def members(self, group: int) -> tuple[int, ...] | None:
-        """The global ranks of a group, in ascending order; None if they are not known."""
+        """Returns the global ranks of a group, in ascending order; None if they are not known."""
         known = self._known.get(group)
         if known is not None and known.ranks:
             return tuple(known.ranks)
         return tuple(range(self.world_size)) if group == DEFAULT_GROUP and self.world_size else None
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
-        """The ids of the groups that a rank has reported, in ascending order; the default group without any."""
+        """Returns the ids of the groups that a rank has reported, in ascending order; the default group without any."""
         return self._of_rank.get(rank, (DEFAULT_GROUP,))
 
     def known(self) -> list[Group]:
-        """The groups that were reported, by id."""
+        """Returns the groups that were reported, by id."""
         return [group for _, group in sorted(self._known.items())]
 
 
@@ -75,6 +75,6 @@ class OtherCollectives:
         counts[1] += 1
 
     def per_step(self, group: int) -> float | None:
-        """How many there were per step, on average; None if that is not known."""
+        """Returns how many there were per step, on average; None if that is not known."""
         others, steps = self._counts.get(group, (0, 0))
         return others / steps if steps else None

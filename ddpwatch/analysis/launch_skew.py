@@ -88,7 +88,10 @@ def _absolute(done: Sequence[int | None], start: int) -> Sequence[int | None]:
 
 
 def _exposed(starts: Sequence[int], done: Sequence[int | None], exposed: Intervals) -> tuple[int | None, ...]:
-    """How much of each bucket's [start, done] is exposed. Most buckets end before the first exposed interval."""
+    """Returns how much of each bucket's [start, done] is exposed.
+
+    Most buckets end before the first exposed interval.
+    """
     first = exposed[0][0] if exposed else math.inf
     buckets = zip(starts, done, strict=True)
     return tuple(
@@ -97,7 +100,7 @@ def _exposed(starts: Sequence[int], done: Sequence[int | None], exposed: Interva
 
 
 def common_keys(facts: Iterable[RankFacts]) -> BucketKeys | None:
-    """The buckets of ranks that all launched alike; None if they did not, or without a rank."""
+    """Returns the buckets of ranks that all launched alike; None if they did not, or without a rank."""
     found = None
     for fact in facts:
         if fact.keys is not found:
@@ -134,7 +137,7 @@ class BucketSkew(NamedTuple):
 
 
 def the_only(ranks: Sequence[int]) -> int | None:
-    """The only rank; None if there are several, or none."""
+    """Returns the only rank; None if there are several, or none."""
     return ranks[0] if len(ranks) == 1 else None
 
 
@@ -162,7 +165,7 @@ NO_SKEW = LaunchSkew({}, {}, {}, {}, {})
 
 
 def nobody_known(group: int) -> tuple[int, ...] | None:
-    """The members of a group, where no rank has named any."""
+    """Returns the members of a group, where no rank has named any."""
     return None
 
 
@@ -239,7 +242,7 @@ _clock_error = attrgetter("clock_error")
 
 
 def _common_keys(facts: Mapping[int, RankFacts], group: int) -> tuple[BucketKey, ...]:
-    """The keys of the group that all ranks have for the same collectives, in launch order of the lowest rank."""
+    """Returns the group's keys that all ranks have for the same collectives, in launch order of the lowest rank."""
     lowest = facts[min(facts)]
     keys, seqs = lowest.keys, lowest.seqs
     if False not in [fact.keys is keys and fact.seqs == seqs for fact in facts.values()]:
@@ -253,7 +256,7 @@ def _of_group(keys: tuple[BucketKey, ...], group: int) -> tuple[BucketKey, ...]:
 
 
 def _numbered_keys(fact: RankFacts) -> list[tuple[BucketKey, int | None]]:
-    """The keys with the sequence numbers of their collectives, where they are known."""
+    """Returns the keys with the sequence numbers of their collectives, where they are known."""
     first, offsets = fact.seqs
     if first is None or not offsets:
         return [(key, None) for key in fact.keys]

@@ -58,7 +58,7 @@ class Layouts(Mapping[LayoutKey, Layout]):
         return ""
 
     def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
-        """The first parameter of a bucket, from the newest layout that has it; "" if none is known.
+        """Returns the first parameter of a bucket, from the newest layout that has it; "" if none is known.
 
         Of a parameter group, its module.
         """
@@ -67,11 +67,11 @@ class Layouts(Mapping[LayoutKey, Layout]):
         return next(iter(named), "") or next(iter(self.bucket_params(index, rank, module)), "")
 
     def unit(self, rank: int | None = None) -> str:
-        """What is communicated: a bucket, or with FSDP2 a parameter group."""
+        """Returns what is communicated: a bucket, or with FSDP2 a parameter group."""
         return "parameter group" if any(layout.kind == "group" for layout in self._newest(rank)) else "bucket"
 
     def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
-        """The parameters of a bucket, from the newest layout that has it; empty if none is known.
+        """Returns the parameters of a bucket, from the newest layout that has it; empty if none is known.
 
         Args:
             index: The bucket's.
@@ -85,7 +85,7 @@ class Layouts(Mapping[LayoutKey, Layout]):
         return []
 
     def _newest(self, rank: int | None, module: int | None = None) -> list[Layout]:
-        """The layouts, newest first: those of a rank's groups, and of a module, where these are given."""
+        """Returns the layouts, newest first: those of a rank's groups, and of a module, where these are given."""
         groups = None if rank is None else self._groups.of_rank(rank)
         layouts = [
             layout

@@ -46,7 +46,7 @@ class _Lead:
         self._inherited = next(reversed(self.numbers), -1)
 
     def starts_again(self, rank: int, seq: int) -> bool:
-        """Whether the group counts from the start again, as far as its lead shows."""
+        """Returns whether the group counts from the start again, as far as its lead shows."""
         return rank == self.rank and seq > self._inherited and self.has_passed(seq)
 
     def note(self, number: int, seq: int | None) -> None:
@@ -63,11 +63,11 @@ class _Lead:
             self._synced.discard(self.numbers.popitem(last=False)[1])
 
     def has_passed(self, seq: int) -> bool:
-        """Whether it has sent the step with that collective, or a later one."""
+        """Returns whether it has sent the step with that collective, or a later one."""
         return bool(self.numbers) and seq <= next(reversed(self.numbers))
 
     def number_of(self, seq: int, counted: int) -> int:
-        """The number of a peer's step with that first collective.
+        """Returns the number of a peer's step with that first collective.
 
         If the lead's own step is unwatched, or lost, it lies between those that are known: there at ``counted``, if
         that is possible.
@@ -83,7 +83,7 @@ class _Lead:
         return counted
 
     def synced(self, number: int) -> bool:
-        """Whether its step of that number is known to have had a collective."""
+        """Returns whether its step of that number is known to have had a collective."""
         return number in self._synced
 
 
@@ -140,12 +140,15 @@ class StepMatcher:
         return found
 
     def rest(self, group: int | None = None) -> list[NumberedStep]:
-        """The steps that are held back, of one group or of all."""
+        """Returns the steps that are held back, of one group or of all."""
         ranks = [rank for rank in self._held if group in (None, self._groups[rank])]
         return [step for rank in ranks for step in self._released(rank, at_least=MOST_HELD_STEPS + 1)]
 
     def _takes_the_lead(self, rank: int, group: int) -> bool:
-        """Whether a rank that sends is to be the lead: the lowest of the group, as far as one can tell by now."""
+        """Returns whether a rank that sends is to be the lead.
+
+        The lowest of the group, as far as one can tell by now.
+        """
         lead = self._leads.get(group)
         if lead is not None:
             return rank < lead.rank or lead.rank in self._gone
@@ -153,13 +156,13 @@ class StepMatcher:
         return members is None or rank <= members[0] or _is_overdue(self._held[rank])
 
     def _group_of(self, step: Step) -> int | None:
-        """The group by which the step is matched; None if the rank has not named any."""
+        """Returns the group by which the step is matched; None if the rank has not named any."""
         if step.comm_first_seq is None:
             return self._groups.get(step.rank)
         return step.comm_group[0] if step.comm_group else DEFAULT_GROUP
 
     def _released(self, rank: int, at_least: int = 0) -> list[NumberedStep]:
-        """The rank's steps, oldest first, up to the first one that has to wait for the lead."""
+        """Returns the rank's steps, oldest first, up to the first one that has to wait for the lead."""
         held, found = self._held[rank], []
         while held and (at_least > 0 or not self._has_to_wait(held[0])):
             at_least -= 1
@@ -179,7 +182,7 @@ class StepMatcher:
         return _is_alone(step) and self._counted_on(step) > lead.newest
 
     def _number_of(self, step: Step) -> int | None:
-        """The step's number; None for one that the others did not take."""
+        """Returns the step's number; None for one that the others did not take."""
         group, seq = self._group_of(step), step.comm_first_seq
         lead = None if group is None else self._leads.get(group)
         if lead is not None and seq is not None and not lead.starts_again(step.rank, seq):
@@ -199,19 +202,19 @@ class StepMatcher:
 
 
 def _is_overdue(held: Sequence[Step]) -> bool:
-    """Whether a rank's oldest step has waited long enough for the lead."""
+    """Returns whether a rank's oldest step has waited long enough for the lead."""
     count, span_ns = len(held), held[-1].start_ns - held[0].start_ns
     some, few = count > HOLD_STEPS and span_ns > HOLD_NS, count > FEW_STEPS and span_ns > LONG_NS
     return some or few or count > MOST_HELD_STEPS
 
 
 def _is_alone(step: Step) -> bool:
-    """Whether it is sure that the rank issued no collective of its modules in this step."""
+    """Returns whether it is sure that the rank issued no collective of its modules in this step."""
     return not step.synced and is_counted(step.status)
 
 
 def _firsts(step: Step) -> Iterable[tuple[int, int]]:
-    """The step's groups, each with the sequence number of the first collective in it."""
+    """Returns the step's groups, each with the sequence number of the first collective in it."""
     if (first := step.comm_first_seq) is None:
         return ()
     if not step.comm_group:

@@ -124,12 +124,12 @@ class Kind(NamedTuple):
 
 
 def kind_of(step: int, figures: Collection[StepFigures]) -> Kind:
-    """The kind of the step with that number, of which the ranks have these figures."""
+    """Returns the kind of the step with that number, of which the ranks have these figures."""
     return Kind(len(figures), None not in [figure.comm_ns for figure in figures], step < STARTING_STEPS)
 
 
 def chosen(steps: Mapping[Kind, int]) -> set[Kind]:
-    """The kinds whose rank-steps the means are over.
+    """Returns the kinds whose rank-steps the means are over.
 
     These are the full steps of all ranks, without the first ones if there are enough others; every watched step where
     no full step is measured.
@@ -163,7 +163,7 @@ class MeanBuilder:
             sums.add_figures(figure)
 
     def ranks(self) -> dict[int, Sums]:
-        """Of each rank, over the chosen steps."""
+        """Returns those of each rank, over the chosen steps."""
         found: dict[int, Sums] = {}
         for kind in chosen(self._steps):
             for rank, sums in self._ranks[kind].items():
@@ -177,7 +177,7 @@ class MeanBuilder:
 
 
 def summed(rows: Sequence[Mapping[_Name, int]]) -> dict[_Name, int]:
-    """The sum of each column. Mostly all rows have the same columns."""
+    """Returns the sum of each column. Mostly all rows have the same columns."""
     names = list(rows[0]) if rows else []
     if False not in [list(row) == names for row in rows]:
         return dict(zip(names, map(sum, zip(*[row.values() for row in rows], strict=True)), strict=True))

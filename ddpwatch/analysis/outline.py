@@ -60,7 +60,7 @@ class Outline:
             self._keep_top(self._exposed, point.exposed_ms, across)
 
     def details(self) -> list[tuple[StepAcrossRanks, str]]:
-        """The steps worth a closer look, in order, and why: ``slow``, ``exposed`` or ``sample``."""
+        """Returns the steps worth a closer look, in order, and why: ``slow``, ``exposed`` or ``sample``."""
         found = {across.step: (across, "sample") for across in self._spread}
         found.update({across.step: (across, "exposed") for _, _, across in self._exposed})
         found.update({across.step: (across, "slow") for _, _, across in self._slowest})
@@ -86,7 +86,7 @@ class Outline:
         self._count += 1
 
     def _keep_top(self, heap: list[tuple[float, int, StepAcrossRanks]], value: float, across: StepAcrossRanks) -> None:
-        """The count breaks ties, as steps have no order; a step number may come twice."""
+        """Keeps the largest. The count breaks ties, as steps have no order; a step number may come twice."""
         entry = (value, self._count, across)
         if len(heap) < EXTREME_STEPS:
             heapq.heappush(heap, entry)

@@ -53,11 +53,11 @@ class Samples:
         return len(self.values)
 
     def p50(self, scale: float = 1.0) -> float | None:
-        """The median divided by ``scale``; None without samples."""
+        """Returns the median divided by ``scale``; None without samples."""
         return median(self.values) / scale if self.values else None
 
     def quantile(self, q: float, scale: float = 1.0) -> float | None:
-        """The ``q`` quantile (nearest rank) divided by ``scale``; None without samples."""
+        """Returns the ``q`` quantile (nearest rank) divided by ``scale``; None without samples."""
         return quantile(sorted(self.values), q) / scale if self.values else None
 
 
@@ -194,7 +194,7 @@ class ReportBuilder:
         return completed
 
     def report(self) -> dict[str, Any]:
-        """The report so far. Closes the steps that still lack a rank."""
+        """Returns the report so far. Closes the steps that still lack a rank."""
         self.rest()
         means = self._means.ranks()
         total = merged(means.values())
@@ -288,7 +288,7 @@ class ReportBuilder:
             samples.clock_error_ns = max(error, samples.clock_error_ns or 0)
 
     def _verdict(self, total: Sums) -> dict[str, Any]:
-        """The verdict on all steps: by the rules of the one on a live run's newest."""
+        """Returns the verdict on all steps: by the rules of the one on a live run's newest."""
         summary = Summary(
             count=len(self._step_ns),
             step_ns=total.step_ns,
@@ -347,7 +347,7 @@ class ReportBuilder:
         }
 
     def _current_buckets(self) -> list[tuple[Bucket, BucketSamples]]:
-        """The buckets of the newest layout of each module."""
+        """Returns the buckets of the newest layout of each module."""
         newest: dict[int, int] = {}
         for epoch, buckets in self._buckets:
             newest |= {module: max(newest.get(module, 0), epoch) for module, *_ in buckets}

@@ -102,15 +102,15 @@ class Run:
         yield from self.rest()
 
     def lost(self) -> dict[str, Any]:
-        """Where the rank-time went so far."""
+        """Returns where the rank-time went so far."""
         return lost_row(self.diagnosis.lost())
 
     def incidents(self) -> list[dict[str, Any]]:
-        """What went wrong so far, worst first."""
+        """Returns what went wrong so far, worst first."""
         return [incident_row(incident, self.layouts) for incident in self.diagnosis.incidents()]
 
     def verdict(self, summary: Summary, end: Bye | None, steps: int, forwards: bool | None) -> Verdict:
-        """What matters most, given the figures of all steps; the rest as for `words.verdict`."""
+        """Returns what matters most, given the figures of all steps; the rest as for `words.verdict`."""
         about = (len(summary.ranks), end, self.groups.world_size, steps, forwards)
         return verdict(summary, self.diagnosis.incidents(), *about)
 
@@ -139,7 +139,7 @@ class Run:
         return closed
 
     def _step(self, number: int) -> StepAcrossRanks | None:
-        """The step of that number, a new one if need be; None if it is older than anything kept."""
+        """Returns the step of that number, a new one if need be; None if it is older than anything kept."""
         across = self._open.get(number)
         if across is None and self._kept is not None:
             across = self._kept.by_number.get(number)

@@ -54,7 +54,7 @@ class StepFigures(NamedTuple):
 
 
 def missing_steps(before: Step | None, step: Step) -> int:
-    """How many steps of the rank never came between two that did, besides those that the rank itself dropped."""
+    """Returns how many steps of the rank never came between two that did, besides those that it dropped itself."""
     if before is None:
         return 0
     return max(0, step.step - before.step - 1 - max(0, step.dropped - before.dropped))
@@ -128,7 +128,7 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
 
 
 def _in_any_order(step: Step) -> _Split:
-    """The same for any step."""
+    """Returns the same for any step."""
     claims = claims_of(step)
     return split(step.duration_ns, claims), claims["exposed_comm"]
 
@@ -195,7 +195,10 @@ _newest: tuple[_Columns, BucketKeys] = (([], [], []), BucketKeys())
 
 
 def bucket_keys(step: Step) -> BucketKeys:
-    """The keys of the step's buckets. Mostly all ranks, and all steps, launch the same: those are compared first."""
+    """Returns the keys of the step's buckets.
+
+    Mostly all ranks, and all steps, launch the same: those are compared first.
+    """
     global _newest
     known, keys = _newest
     columns = step.comm_module, step.comm_label, step.comm_group
@@ -220,7 +223,10 @@ def _keys(
 
 
 def _uses(step: Step) -> tuple[str, ...]:
-    """What each collective is for; empty if all are all-reduces. An all-gather of the backward starts in there."""
+    """Returns what each collective is for.
+
+    Empty if all are all-reduces. An all-gather of the backward starts in there.
+    """
     if not step.comm_op:
         return ()
     starts = [(span.start, span.phase == "backward") for span in step.spans if span.phase != "sync"]
@@ -256,7 +262,7 @@ def _data_of(step: Step) -> Intervals:
 
 
 def _within(intervals: Intervals, step: Step) -> Intervals:
-    """The part of the intervals inside the step; nearly always all of it."""
+    """Returns the part of the intervals inside the step; nearly always all of it."""
     if not intervals or (intervals[0][0] >= 0 and intervals[-1][1] <= step.duration_ns):
         return intervals
     return intersect(intervals, [(0, step.duration_ns)] if step.duration_ns else [])
@@ -275,7 +281,10 @@ _BUFFERS = ("forward", "sync")  # every other wait follows a backward
 
 
 def named_stretches(step: Step) -> list[tuple[str, int, int]]:
-    """What the training thread did, as (name, start, end) from the step's start: waits for data, then the spans."""
+    """Returns what the training thread did, as (name, start, end) from the step's start.
+
+    Waits for data, then the spans.
+    """
     spans: list[tuple[str, int, int]] = [(span.phase, span.start, span.end) for span in step.spans]
     if waits := buffer_waits(step):
         spans = [("buffers" if span[1:] in waits else span[0], *span[1:]) for span in spans if span[1] < span[2]]
@@ -313,7 +322,7 @@ def split(duration_ns: int, claims: dict[str, Intervals]) -> dict[str, int]:
 
 
 def _disjoint(ordered: Intervals) -> bool:
-    """Whether no two of these share a point."""
+    """Returns whether no two of these share a point."""
     reach = 0
     for start, end in ordered:
         if start < reach:
@@ -324,7 +333,7 @@ def _disjoint(ordered: Intervals) -> bool:
 
 @lru_cache(maxsize=256)
 def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
-    """What is no phase, then the phases in their order."""
+    """Returns what is no phase, then the phases in their order."""
     return (*(name for name in names if name not in PHASES), *(phase for phase in PHASES if phase in names))
 
 

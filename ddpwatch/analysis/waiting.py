@@ -35,7 +35,7 @@ class Flight(NamedTuple):
 
 
 def flights(step: Step, facts: RankFacts, skew: LaunchSkew) -> list[Flight | None]:
-    """A rank's collectives in launch order; None for one whose completion was not measured.
+    """Returns a rank's collectives in launch order; None for one whose completion was not measured.
 
     Args:
         step: The rank's step.

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _made(options: Options) -> Collector:
-    """The collector. Where it cannot be, it leaves nothing: the run directory was removed while it started."""
+    """Returns the collector. Where it cannot be, it leaves nothing: the run directory was removed while it started."""
     try:
         return Collector(options)
     except DdpwatchError as error:

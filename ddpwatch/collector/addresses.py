@@ -26,7 +26,7 @@ class AddressSearch:
         threading.Thread(target=self._search, name="ddpwatch-address", daemon=True).start()
 
     def address(self) -> str | None:
-        """The address; None while it is not known. Never waits.
+        """Returns the address; None while it is not known. Never waits.
 
         Raises:
             UsageError: As `listen_address`.
@@ -41,7 +41,7 @@ class AddressSearch:
 
 
 def listen_address(environment: Mapping[str, str], interfaces: Interfaces) -> str:
-    """The address of the interface that the environment names, else the one on the route to MASTER_ADDR.
+    """Returns the address of the interface that the environment names, else the one on the route to MASTER_ADDR.
 
     Raises:
         UsageError: The interface is not there, or has no address.
@@ -57,7 +57,7 @@ def listen_address(environment: Mapping[str, str], interfaces: Interfaces) -> st
 
 
 def ports(environment: Mapping[str, str]) -> Iterable[int]:
-    """The ports to try, by DDPWATCH_PORTS; 0 lets the kernel choose.
+    """Returns the ports to try, by DDPWATCH_PORTS; 0 lets the kernel choose.
 
     Raises:
         UsageError: It is not a range of ports.
@@ -73,13 +73,13 @@ def ports(environment: Mapping[str, str]) -> Iterable[int]:
 
 
 def endpoint(address: str, port: int) -> str:
-    """As ZeroMQ writes it."""
+    """Returns it as ZeroMQ writes it."""
     host = f"[{address}]" if ":" in address else address
     return f"tcp://{host}:{port or '*'}"
 
 
 def interfaces_here() -> Interfaces:
-    """The addresses of this host's interfaces, IPv4 first, without those that mean something on one link only."""
+    """Returns the addresses of this host's interfaces, IPv4 first, without those that mean something on one link."""
     found: dict[str, list[str]] = {}
     for name, addresses in psutil.net_if_addrs().items():
         by_family = {family: [a.address for a in addresses if a.family == family] for family in socket.AddressFamily}

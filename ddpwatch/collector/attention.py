@@ -48,15 +48,15 @@ class Attention:
             _log.warning("no lease: %s", error)
 
     def is_news(self, wanted_ppm: int) -> bool:
-        """Whether viewers want another budget than at the last `renew`."""
+        """Returns whether viewers want another budget than at the last `renew`."""
         return wanted_ppm != self._wanted_ppm
 
     def granted_ppm(self, now: int) -> int | None:
-        """The budget that ranks sample by now (monotonic ns) or in a moment; None without a lease."""
+        """Returns the budget that ranks sample by now (monotonic ns) or in a moment; None without a lease."""
         return None if self._page is None else self._page.granted_ppm(now) or None
 
     def term(self, now: int) -> tuple[int, int] | None:
-        """The budget granted last and its first slot; None without a lease."""
+        """Returns the budget granted last and its first slot; None without a lease."""
         return None if self._page is None else self._page.term(now)
 
     def follow(self, ppm: int, first_slot: int, now: int) -> None:
@@ -78,7 +78,7 @@ class Attention:
         self._page.renew(now)
 
     def _all_introduced(self) -> bool:
-        """Whether every rank has said hello, and so has opened the page."""
+        """Returns whether every rank has said hello, and so has opened the page."""
         return sum((Hello, 0) in entry.newest for entry in self._ranks.values()) >= self._world_size
 
     def _grant(self, page: LeasePage, ppm: int, now: int) -> None:
@@ -88,13 +88,13 @@ class Attention:
             page.grant(ppm, slot + LEAD_STEPS + self._steps_in(self.lead_ns), now)
 
     def _open_slot(self) -> int | None:
-        """The slot that the rank in front is in, by the black boxes."""
+        """Returns the slot that the rank in front is in, by the black boxes."""
         running = (rank for rank, entry in self._ranks.items() if entry.ended is None)
         boxes = map(blackbox.read, rundir.blackboxes(self._run_id, running))
         return max((box.slot for box in boxes if box is not None), default=None)
 
     def _steps_in(self, ns: int) -> int:
-        """How many steps a rank finishes in that time at most, by the shortest of the newest that came."""
+        """Returns how many steps a rank finishes in that time at most, by the shortest of the newest that came."""
         newest = max(
             (entry.steps for entry in self._ranks.values() if entry.steps),
             key=lambda steps: steps[-1].seq,

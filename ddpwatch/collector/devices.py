@@ -162,7 +162,7 @@ class NetCounters:
         self._previous: Mapping[str, Any] = {}
 
     def figures(self, counters: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
-        """The fields of a `Device` since the last call; none the first time.
+        """Returns the fields of a `Device` since the last call; none the first time.
 
         Args:
             counters: By interface, as psutil returns them.
@@ -193,7 +193,7 @@ _NET_FAULTS = ("errout", "errin", "dropout", "dropin")
 
 
 def _open_nvml(nvml: Any) -> tuple[Any, list[Any]]:
-    """The NVML module and a handle per GPU; no handles where there is no driver."""
+    """Returns the NVML module and a handle per GPU; no handles where there is no driver."""
     if nvml is None:
         import pynvml
 

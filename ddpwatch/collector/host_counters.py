@@ -30,7 +30,7 @@ class HostCounters:
         self._previous: dict[str, float] = {}
 
     def figures(self, now_ns: int) -> dict[str, Any]:
-        """The fields of a `Device` that the kernel counts, since the last call; ``now_ns`` is monotonic."""
+        """Returns the fields of a `Device` that the kernel counts, since the last call; ``now_ns`` is monotonic."""
         now = self._read() | {"seconds": now_ns / 1e9}
         before, self._previous = self._previous, now
         new = {name: max(value - before[name], 0.0) for name, value in now.items() if name in before}
@@ -70,7 +70,7 @@ class HostCounters:
 
 
 def _cgroups_with_quota(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """The own cgroup and those around it, as far as they can be seen and have periods."""
+    """Yields the own cgroup and those around it, as far as they can be seen and have periods."""
     for line in _text(proc / "self" / "cgroup").splitlines()[:64]:
         number, controllers, path = line.split(":", 2)
         names = controllers.split(",")
@@ -86,7 +86,7 @@ def _cgroups_with_quota(proc: Path, cgroups: Path) -> Iterator[Path]:
 
 
 def _lines(path: Path) -> dict[str, list[float]]:
-    """The numbers of each line by the word before them."""
+    """Returns the numbers of each line by the word before them."""
     rows = (line.split() for line in _text(path).splitlines())
     return {row[0]: [float(each) for each in row[1:12] if each.isdecimal()] for row in rows if row}
 

@@ -74,7 +74,7 @@ class KeptLayout:
     body: SharedBody
 
     def envelope(self) -> Envelope:
-        """The frame as it was sent."""
+        """Returns the frame as it was sent."""
         return Envelope(self.seq, self.received_ns, self.head + self.body.content)
 
 
@@ -159,7 +159,7 @@ class Hub:
         return message, self.keep(message, parts[0], now_ns)
 
     def accept_from_node(self, frame: bytes, node: int, ranks: Collection[int], now_ns: int) -> Frame | None:
-        """As `accept`, for a frame from a node's agent. Refuses what is about other nodes, ranks or clocks."""
+        """Does as `accept`, for a frame from a node's agent. Refuses what is about other nodes, ranks or clocks."""
         try:
             message = decode(frame)
         except FrameError as error:
@@ -211,7 +211,7 @@ class Hub:
         return self._seq
 
     def silent_ranks(self, now_ns: int, silent_ns: int) -> list[int]:
-        """The ranks that have not ended and sent nothing for that long; the longest silence first."""
+        """Returns the ranks that have not ended and sent nothing for that long; the longest silence first."""
         silent = {rank: entry.seen_ns for rank, entry in self.ranks.items() if entry.ended is None}
         return sorted((rank for rank, seen in silent.items() if now_ns - seen > silent_ns), key=silent.__getitem__)
 
@@ -229,7 +229,7 @@ class Hub:
         return min(failures)[1] if failures else "finished"
 
     def _is_of_own_clock(self, exchange: ClockExchange, ranks: Collection[int]) -> bool:
-        """Whether it bounds a clock that a rank of the node has named in its hello, against the root's."""
+        """Returns whether it bounds a clock that a rank of the node has named in its hello, against the root's."""
         hellos = [self.ranks[rank].newest.get((Hello, 0)) for rank in ranks if rank in self.ranks]
         named = [cast("Hello", decode(hello.frame)) for hello in hellos if hello is not None]
         own = (exchange.node_boot_id, exchange.node_time_ns) in {(hello.boot_id, hello.time_ns) for hello in named}
@@ -350,7 +350,7 @@ class Hub:
                     self._drop(entry)
 
     def _used(self, entry: RankEntry) -> int:
-        """What a rank uses, with its part of the layouts that it shares."""
+        """Returns what a rank uses, with its part of the layouts that it shares."""
         bodies = (layout.body for layout in entry.layouts)
         return entry.nbytes + sum(-(-len(body.content) // body.users) for body in bodies)
 
@@ -380,7 +380,7 @@ def _ended_ns(entry: RankEntry, bye: Bye, envelope: Envelope) -> int:
 
 
 def size_of(envelope: Envelope | None) -> int:
-    """What an envelope and its frame take in memory, in bytes."""
+    """Returns what an envelope and its frame take in memory, in bytes."""
     return 0 if envelope is None else len(envelope.frame) + OVERHEAD_BYTES
 
 

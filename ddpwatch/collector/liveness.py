@@ -66,11 +66,11 @@ class ProcessLiveness:
             self._pids[rank] = pid
 
     def is_followed(self, rank: int) -> bool:
-        """Whether the end of this rank's process will be noticed."""
+        """Returns whether the end of this rank's process will be noticed."""
         return rank in self._pids
 
     def pids(self) -> dict[int, int]:
-        """The processes that are followed, by rank. Any thread may ask."""
+        """Returns the processes that are followed, by rank. Any thread may ask."""
         return self._pids.copy()
 
     def forget(self, rank: int) -> None:
@@ -82,7 +82,7 @@ class ProcessLiveness:
             os.close(fd)
 
     def departures(self, readable: Container[object]) -> dict[int, Departure]:
-        """The followed ranks whose processes have ended; they are not followed any longer.
+        """Returns the followed ranks whose processes have ended; they are not followed any longer.
 
         Args:
             readable: The readable ones of `fds`. A rank without a pidfd is looked up by its pid.
@@ -114,7 +114,7 @@ class Connections:
         self._open = 0
 
     def count(self) -> int:
-        """How many are open now."""
+        """Returns how many are open now."""
         for event in self._monitor.events():
             self._open += 1 if event == zmq.EVENT_ACCEPTED else -1
         return self._open
@@ -125,7 +125,10 @@ class Connections:
 
 
 def _pidfd(pid: int) -> int | None:
-    """A file descriptor of the process; None if there is none, or no pidfds. `departures` then looks up the pid."""
+    """Returns a file descriptor of the process.
+
+    None if there is none, or no pidfds. `departures` then looks up the pid.
+    """
     with contextlib.suppress(AttributeError, OSError):
         return os.pidfd_open(pid)
     return None

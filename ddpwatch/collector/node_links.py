@@ -116,11 +116,11 @@ class NodeLinks:
             yield from self._root.nodes.news(now_s)
 
     def is_elsewhere(self, rank: int) -> bool:
-        """Whether the rank is on another host, as far as the root knows."""
+        """Returns whether the rank is on another host, as far as the root knows."""
         return self._root is not None and self._root.nodes.of_rank(rank) is not None
 
     def is_gone(self, rank: int, now_s: float) -> bool:
-        """Whether the rank's host has been out of sight for so long that nobody waits for it."""
+        """Returns whether the rank's host has been out of sight for so long that nobody waits for it."""
         node = None if self._root is None else self._root.nodes.of_rank(rank)
         return node is not None and node.is_unseen(now_s, UNSEEN_END_S)
 
@@ -187,7 +187,7 @@ class NodeLinks:
             self.send_up(decode(envelope.frame), envelope.frame)
 
     def _introductions(self) -> Iterator[bytes]:
-        """What a root has to know of the ranks to understand their steps, and which of them have ended."""
+        """Yields what a root has to know of the ranks to understand their steps, and which of them have ended."""
         for envelope in self._hub.snapshot():
             message = decode(envelope.frame)
             if isinstance(message, (Hello, Group, Layout)) or (isinstance(message, Bye) and message.rank is not None):
@@ -195,6 +195,6 @@ class NodeLinks:
 
 
 def whole_run(welcome: Welcome) -> str:
-    """What to type for the whole run; empty if a name of the root's would be another command."""
+    """Returns what to type for the whole run; empty if a name of the root's would be another command."""
     names = (welcome.host, welcome.run_id)
     return "ddpwatch attach ssh://{}/{}".format(*names) if all(map(_PLAIN_NAME.fullmatch, names)) else ""

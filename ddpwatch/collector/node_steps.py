@@ -59,7 +59,7 @@ class NodeStepPacker:
         return self._complete()
 
     def flush(self, now_ns: int) -> list[Packed]:
-        """What has waited for long enough, oldest first. To be called several times a second.
+        """Returns what has waited for long enough, oldest first. To be called several times a second.
 
         Args:
             now_ns: Of any clock that does not go back.
@@ -93,7 +93,7 @@ class NodeStepPacker:
         return found
 
     def _hook_ranks(self, steps: Sequence[Step]) -> set[int] | None:
-        """The ranks whose hook fires go up; None for all.
+        """Returns the ranks whose hook fires go up; None for all.
 
         Of most steps, the one that launched its last bucket last: others wait for it. Of one full step in so many,
         all: the same one on every node, as the choice depends on numbers alone.

@@ -49,7 +49,7 @@ class AdmittedNode:
         return node_number(self.name)
 
     def is_unseen(self, now_s: float, for_s: float = UNSEEN_S) -> bool:
-        """Whether nothing has come for that long."""
+        """Returns whether nothing has come for that long."""
         return now_s - self.seen_s > for_s
 
     def state(self, now_s: float) -> Node:
@@ -89,15 +89,15 @@ class Nodes:
         return len(self._nodes)
 
     def of_key(self, key: str) -> AdmittedNode | None:
-        """The host whose agent has this public key."""
+        """Returns the host whose agent has this public key."""
         return next((node for node in self._nodes.values() if node.key == key), None)
 
     def get(self, name: str) -> AdmittedNode | None:
-        """The host of this name."""
+        """Returns the host of this name."""
         return self._nodes.get(name)
 
     def connected(self) -> list[AdmittedNode]:
-        """The hosts that have a connection, as far as is known."""
+        """Returns the hosts that have a connection, as far as is known."""
         return [node for node in self._nodes.values() if node.connection]
 
     def open(self, node: AdmittedNode, connection: bytes, message: Open) -> bool:
@@ -111,7 +111,7 @@ class Nodes:
         return True
 
     def accept(self, node: AdmittedNode, batch: Batch) -> list[bytes]:
-        """The frames of a batch, unless it has come before."""
+        """Returns the frames of a batch, unless it has come before."""
         if batch.seq <= node.seq:
             self.refused["repeated"] += 1
             return []
@@ -119,15 +119,15 @@ class Nodes:
         return batch.frames
 
     def of_rank(self, rank: int) -> AdmittedNode | None:
-        """The host of a rank; None for one of the root's own."""
+        """Returns the host of a rank; None for one of the root's own."""
         return self._of_rank.get(rank)
 
     def wanted_ppm(self, now_s: float) -> int:
-        """The largest budget that viewers at agents ask for. An agent that is out of sight asks for nothing."""
+        """Returns the largest budget that viewers at agents ask for. An agent that is out of sight asks for nothing."""
         return max((node.wanted_ppm for node in self._nodes.values() if not node.is_unseen(now_s)), default=0)
 
     def news(self, now_s: float) -> Iterator[Node]:
-        """The states of hosts that joined or changed, and of those that were not sent for a while."""
+        """Yields the states of hosts that joined or changed, and of those that were not sent for a while."""
         for node in self._nodes.values():
             state, before = node.state(now_s), self._published.get(node.name)
             if before is None or _is_news(before, state):
@@ -136,7 +136,7 @@ class Nodes:
 
 
 def node_number(name: str) -> int:
-    """A node's number, by its name."""
+    """Returns a node's number, by its name."""
     return int(name, 16)
 
 

@@ -104,7 +104,7 @@ def pack(message: Up | Down) -> bytes:
 
 
 def unpack_up(data: bytes) -> Up | None:
-    """A message to the root; None if it is something else."""
+    """Returns a message to the root; None if it is something else."""
     try:
         return _up.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -112,7 +112,7 @@ def unpack_up(data: bytes) -> Up | None:
 
 
 def unpack_down(data: bytes) -> Down | None:
-    """A message to an agent; None if it is something else."""
+    """Returns a message to an agent; None if it is something else."""
     try:
         return _down.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

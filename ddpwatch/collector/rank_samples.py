@@ -40,7 +40,7 @@ class RankSampler:
         self._seen: dict[int, _Seen] = {}
 
     def sample(self, pids: Mapping[int, int]) -> list[RankSample]:
-        """A sample of every rank that was there the last time, too.
+        """Returns a sample of every rank that was there the last time, too.
 
         Args:
             pids: The process of each rank.
@@ -78,7 +78,7 @@ class RankSampler:
 
 
 def _chosen(folder: str, pid: int, most: int, autograd: dict[str, bool]) -> Sequence[str]:
-    """The threads to read: of many, the main thread and those that run backwards come first."""
+    """Returns the threads to read: of many, the main thread and those that run backwards come first."""
     try:
         with os.scandir(folder) as entries:
             threads = [entry.name for entry in entries]
@@ -97,7 +97,7 @@ def _chosen(folder: str, pid: int, most: int, autograd: dict[str, bool]) -> Sequ
 def _longest_wait(
     before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
 ) -> tuple[int | None, int | None]:
-    """How long the thread that waited longest has run and waited (ns)."""
+    """Returns how long the thread that waited longest has run and waited (ns)."""
     new = (
         (wait - before[thread][1], run - before[thread][0]) for thread, (run, wait) in now.items() if thread in before
     )
@@ -106,7 +106,10 @@ def _longest_wait(
 
 
 def _times(path: str) -> tuple[int, int] | None:
-    """How long a thread has run and waited (ns); None if the kernel does not say. One that has never run is no use."""
+    """Returns how long a thread has run and waited (ns).
+
+    None if the kernel does not say. One that has never run is no use.
+    """
     fields = _read(path).split()
     if len(fields) < 3 or not (fields[0].isdigit() and fields[1].isdigit()) or fields[2] == b"0":
         return None
@@ -114,14 +117,14 @@ def _times(path: str) -> tuple[int, int] | None:
 
 
 def _numbers(status: bytes) -> dict[bytes, int]:
-    """The fields of /proc/PID/status that are numbers."""
+    """Returns the fields of /proc/PID/status that are numbers."""
     pairs = (line.partition(b":") for line in status.splitlines())
     values = ((name, value.split()) for name, _, value in pairs)
     return {name: int(value[0]) for name, value in values if value and value[0].isdigit()}
 
 
 def _read(path: str) -> bytes:
-    """A small file; empty if it cannot be read."""
+    """Returns a small file; empty if it cannot be read."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -124,7 +124,10 @@ class RecordingThread(threading.Thread):
         writer.close(self._documents(), self._refused)
 
     def _documents(self) -> dict[str, bytes]:
-        """What the recording says of itself; nothing after a bug in that: the recording has its end all the same."""
+        """Returns what the recording says of itself.
+
+        Nothing after a bug in that: the recording has its end all the same.
+        """
         self._sums_up.set()
         try:
             return self._attachments.documents()

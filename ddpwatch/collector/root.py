@@ -93,7 +93,7 @@ class Root:
         return Listening(bound)
 
     def receive(self, polled: transport.Polled) -> Iterator[tuple[AdmittedNode, bytes]]:
-        """The frames that have come from admitted nodes, still to be checked. Never waits."""
+        """Yields the frames that have come from admitted nodes, still to be checked. Never waits."""
         if self._asked in polled.ready:
             self._answer_zap()
         if self._failures.source in polled.ready:
@@ -138,7 +138,10 @@ class Root:
         raise DdpwatchError(f"all ports of {address} from {min(numbers)} to {max(numbers)} are in use")
 
     def _bound_again(self) -> str | None:
-        """Where the root before it has listened: agents look nowhere else, so a port that is taken is tried again."""
+        """Returns where the root before it has listened.
+
+        Agents look nowhere else, so a port that is taken is tried again.
+        """
         now = time.monotonic()
         if now < self._bind_s:
             return None
@@ -174,7 +177,7 @@ class Root:
         return self.nodes.of_key(key)
 
     def _arrived(self, polled: transport.Polled) -> Iterator[tuple[bytes, list[zmq.Frame], int]]:
-        """The messages that are there: connection, parts, and by when it was there."""
+        """Yields the messages that are there: connection, parts, and by when it was there."""
         nbytes, moments = 0, polled.moments(self._agents)
         for _ in range(RECEIVE_LIMIT):
             try:
@@ -207,7 +210,10 @@ class Root:
                 yield from ((node, frame) for frame in self._frames(node, message))
 
     def _frames(self, node: AdmittedNode, message: Batch | Introduction) -> list[bytes]:
-        """A message's frames. They are acknowledged before they are passed on: if this root dies, none comes again."""
+        """Returns a message's frames.
+
+        They are acknowledged before they are passed on: if this root dies, none comes again.
+        """
         if isinstance(message, Introduction):
             return message.frames
         frames = self.nodes.accept(node, message)
@@ -220,7 +226,7 @@ class Root:
             self._send(connection, Welcome(node.seq, socket.gethostname(), self._run_id))
 
     def _send(self, connection: bytes, message: Down) -> None:
-        """An agent that has gone, or does not read, misses it."""
+        """Sends it; an agent that has gone, or does not read, misses it."""
         try:
             self._agents.send(connection, transport.DONTWAIT | transport.SNDMORE)
             self._agents.send(pack(message), transport.DONTWAIT)

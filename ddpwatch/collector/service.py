@@ -178,7 +178,7 @@ class Collector:
             self._links.grant(self._snapshots.wanted_ppm, is_due)
 
     def _tick(self) -> None:
-        """What is due twice a second."""
+        """Does what is due twice a second."""
         now = time.monotonic()
         self._next_tick = now + TICK_S
         self._take_rests()
@@ -282,7 +282,7 @@ class Collector:
                 self._publish(self._goodbye_for(rank, departure))
 
     def _disconnected(self) -> dict[int, Departure]:
-        """The ranks whose processes cannot be seen, and that have gone by their silence and their missing connections.
+        """Returns ranks whose processes cannot be seen, and whose silence and missing connections say they are gone.
 
         A connection does not say whose it is, but there are no more ranks than connections. So of the silent ranks as
         many are gone as connections are missing, those with the longest silence.
@@ -299,7 +299,10 @@ class Collector:
         return dict.fromkeys(hidden[:missing], lost)
 
     def _goodbye_for(self, rank: int, departure: Departure) -> Bye:
-        """A goodbye with the position from the rank's black box; without one, with the step of its last heartbeat."""
+        """Returns a goodbye with the position from the rank's black box.
+
+        Without one, with the step of its last heartbeat.
+        """
         beat = self._hub.ranks[rank].last_beat
         last = blackbox.read(rundir.blackbox(self._options.run_id, rank))
         if beat is not None and (last is None or sends_no_more(beat)):
@@ -425,7 +428,7 @@ def _info(options: Options, ingest: str, publish: str) -> rundir.RunInfo:
 
 
 def _received(source: transport.Socket) -> Iterator[bytes]:
-    """The one-part messages that have arrived."""
+    """Yields the one-part messages that have arrived."""
     while True:
         try:
             yield source.recv(zmq.DONTWAIT)

@@ -111,7 +111,7 @@ class UpQueue:
         self._sent = 0
 
     def unsent(self) -> Iterator[Batch]:
-        """The next batches, as far as the window allows."""
+        """Yields the next batches, as far as the window allows."""
         for parcel in [parcel for parcel in self._window() if parcel.seq > self._sent]:
             self._sent = parcel.seq
             yield Batch(parcel.seq, [entry.frame for entry in parcel.entries], self.lost)
@@ -142,7 +142,7 @@ class UpQueue:
         self._parcels = kept + self._parcels
 
     def _essential(self) -> dict[Hashable, _Entry]:
-        """The newest frame of each key, as far as half the limit reaches: small ones first, as a hello is."""
+        """Returns the newest frame of each key, as far as half the limit reaches: small ones first, as a hello is."""
         newest: dict[Hashable, _Entry] = {}
         for parcel in reversed(self._parcels):
             for entry in reversed(parcel.entries):
@@ -167,7 +167,7 @@ class ClockPings:
         self._answers: list[tuple[Pong, int]] = []
 
     def is_due(self, now_s: float) -> bool:
-        """Whether a round starts now. One in which a ping got lost is given up."""
+        """Returns whether a round starts now. One in which a ping got lost is given up."""
         if now_s < self._next_round_s:
             return False
         self.goes_on, self._answers, self._next_round_s = True, [], now_s + PING_S
@@ -176,7 +176,7 @@ class ClockPings:
         return True
 
     def answered(self, pong: Pong, returned_ns: int) -> list[tuple[Pong, int]]:
-        """The round's best answers (one or two) with their returns, after the last one; none before."""
+        """Returns the round's best answers (one or two) with their returns, after the last one; none before."""
         self._answers.append((pong, returned_ns))
         number, lasted_ns = len(self._answers), returned_ns - self._answers[0][0].sent_ns
         has_time = self._is_long and lasted_ns < LONG_ROUND_NS
@@ -290,7 +290,7 @@ class Uplink:
         self._socket = self._opened()
 
     def _received(self, polled: transport.Polled) -> Iterator[tuple[bytes, int]]:
-        """What has come, and by when it was there."""
+        """Yields what has come, and by when it was there."""
         source = self._socket
         moments = polled.moments(source)
         while source is self._socket:  # it is replaced when the root does not know it
@@ -361,7 +361,7 @@ class Uplink:
 
 
 def _key(message: Message) -> Hashable:
-    """Of what steps cannot be understood without: two messages with the same key replace each other. Else None."""
+    """Returns the key of what steps cannot be understood without: a message replaces the one of its key. Else None."""
     if isinstance(message, Layout):
         return Layout, message.rank, message.module
     if isinstance(message, Group):
@@ -370,7 +370,7 @@ def _key(message: Message) -> Hashable:
 
 
 def _in_portions(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The frames in messages of about `BATCH_BYTES`."""
+    """Yields the frames in messages of about `BATCH_BYTES`."""
     portion: list[bytes] = []
     for frame in frames:
         if portion and sum(map(len, portion)) + len(frame) > BATCH_BYTES:

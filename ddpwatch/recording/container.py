@@ -52,7 +52,7 @@ BROKEN: Final = (
 
 
 def kind_bit(kind: str) -> int:
-    """The bit of a message type in a row's ``kinds``; the last bit for unknown types."""
+    """Returns the bit of a message type in a row's ``kinds``; the last bit for unknown types."""
     return 1 << (KINDS.index(kind) if kind in KINDS else 15)
 
 
@@ -73,7 +73,7 @@ class ChunkRow(NamedTuple):
         return self.first_step <= self.last_step < NO_STEP
 
     def pack(self) -> bytes:
-        """The content of the private record."""
+        """Returns the content of the private record."""
         return ROW.pack(*self)
 
 
@@ -124,7 +124,7 @@ def open_to_read(path: Path) -> int:
 
 
 def record_at(fd: int, offset: int) -> Record | None:
-    """The record at an offset; None if the file does not hold all of it.
+    """Returns the record at an offset; None if the file does not hold all of it.
 
     Raises:
         ValueError: Its length or offset is beyond what ddpwatch writes.
@@ -142,7 +142,7 @@ def record_at(fd: int, offset: int) -> Record | None:
 
 
 def records(fd: int, offset: int = len(MAGIC)) -> Iterator[Record]:
-    """The records from an offset to the footer or the end of the file. May raise ValueError, see `record_at`."""
+    """Yields the records from an offset to the footer or the end of the file. May raise ValueError, see `record_at`."""
     while (record := record_at(fd, offset)) is not None:
         yield record
         if record.opcode == Opcode.FOOTER:
@@ -202,7 +202,7 @@ def _unpack(content: bytes) -> bytes:
 
 
 def describes_chunk(row: Record, chunk_at: int) -> bool:
-    """Whether a row's record describes the chunk at that offset."""
+    """Returns whether a row's record describes the chunk at that offset."""
     return len(row.content) == ROW.size and LENGTH.unpack_from(row.content)[0] == chunk_at
 
 

@@ -27,7 +27,7 @@ class FrameDecoder:
         self._allowed_bytes = 0
 
     def frames(self, chunk: UnpackedChunk, first: bool, ahead_ns: int = 0) -> Iterator[Frame]:
-        """The frames of a chunk.
+        """Yields the frames of a chunk.
 
         Args:
             chunk: Its messages.

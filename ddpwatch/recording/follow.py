@@ -130,7 +130,7 @@ class FollowSource:
         return any(advanced) or bool(taken)
 
     def _is_its(self, file: GrowingFile, frame: Frame) -> bool:
-        """Whether a frame counts: its rank comes from this file."""
+        """Returns whether a frame counts: its rank comes from this file."""
         rank = getattr(frame[0], "rank", None)
         if rank is None:
             return True
@@ -175,7 +175,7 @@ class FollowSource:
 
 
 def _chain_of(file: GrowingFile) -> PartChain | None:
-    """What a file has by now."""
+    """Returns what a file has by now."""
     try:
         (chain,) = chains_of(with_siblings(Part(file.path)))
         return chain
@@ -184,7 +184,7 @@ def _chain_of(file: GrowingFile) -> PartChain | None:
 
 
 def _spans_apart_ns(chain: PartChain, other: PartChain) -> int:
-    """By how much later a recording starts, or has grown, than another one: the lesser of both."""
+    """Returns by how much later a recording starts, or has grown, than another one: the lesser of both."""
     (start_ns, end_ns), (other_start_ns, other_end_ns) = chain.span_ns or (0, 0), other.span_ns or (0, 0)
     return min(start_ns - other_start_ns, end_ns - other_end_ns, key=abs)
 
@@ -331,7 +331,7 @@ def follow_frames(
     clock: Callable[[], float] = time.monotonic,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Frame]:
-    """The frames of a growing recording, until its end, the run's end, or ``timeout_s`` without a frame.
+    """Yields the frames of a growing recording, until its end, the run's end, or ``timeout_s`` without a frame.
 
     Args:
         path: The file or directory.

@@ -60,7 +60,7 @@ class Index:
             yield ChunkRow(*values[start : start + 7])
 
     def backwards(self, at_ns: int) -> Iterator[ChunkRow]:
-        """The rows of chunks that start at that time or earlier, newest first."""
+        """Yields the rows of chunks that start at that time or earlier, newest first."""
         for number in range(bisect_right(self._values[1::7], at_ns) - 1, -1, -1):
             yield self[number]
 
@@ -123,7 +123,7 @@ def _attached_rows(fd: int, offsets: Iterator[int]) -> array[int] | None:
 
 
 def _checked(data: bytes, size: int) -> array[int] | None:
-    """The stored rows, if their chunks lie in the file and in order."""
+    """Returns the stored rows, if their chunks lie in the file and in order."""
     values = array("Q")
     values.frombytes(data)
     offsets = values[0::7]

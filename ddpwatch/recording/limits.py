@@ -77,7 +77,7 @@ def limits_from_environment(environment: Mapping[str, str]) -> Limits:
 
 
 def environment_of(max_size: str | None, every: int) -> dict[str, str]:
-    """The options ``--max-size`` and ``--every`` as variables for `limits_from_environment`.
+    """Returns the options ``--max-size`` and ``--every`` as variables for `limits_from_environment`.
 
     Raises:
         UsageError: The size is not valid.

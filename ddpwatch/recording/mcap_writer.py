@@ -47,7 +47,7 @@ class _OpenChunk:
     frames: int = 0
 
     def row(self, offset: int) -> ChunkRow:
-        """The row of the chunk, written at that offset."""
+        """Returns the row of the chunk, written at that offset."""
         return ChunkRow(offset, self.start_ns, self.end_ns, self.first_step, self.last_step, self.kinds, self.frames)
 
 

@@ -31,7 +31,7 @@ def reserve(path: Path) -> Path:
 
 
 def next_part(path: Path) -> Path:
-    """Where the next part is written until it takes the recording's name."""
+    """Returns where the next part is written until it takes the recording's name."""
     return path.with_name(f"{path.name}.next")
 
 
@@ -52,17 +52,20 @@ def _reserved(path: Path) -> bool:
 
 
 def older_part(path: Path, number: int) -> Path:
-    """Where a part is once the recording's name has gone to the next one."""
+    """Returns where a part is once the recording's name has gone to the next one."""
     return path.with_name(f"{path.stem}.{number:04d}{path.suffix}")
 
 
 def is_older_part(path: Path, number: int) -> bool:
-    """Whether that is the path of an older part, of that number. A recording's own name may end in digits as well."""
+    """Returns whether that is the path of an older part, of that number.
+
+    A recording's own name may end in digits as well.
+    """
     return path.stem.endswith(f".{number:04d}")
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The older parts of a recording of that name, oldest first."""
+    """Returns the older parts of a recording of that name, oldest first."""
     part = re.compile(rf"{re.escape(path.stem)}\.(?:\d{{4}}|[1-9]\d{{4}}){re.escape(path.suffix)}")
     with contextlib.suppress(OSError):
         found = [other for other in path.parent.iterdir() if part.fullmatch(other.name)]

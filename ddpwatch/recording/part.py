@@ -91,7 +91,7 @@ class Part:
         return self._index
 
     def frames(self, selection: Selection, first: bool = True) -> Iterator[Frame]:
-        """The selected frames in file order, up to the end or the first damage.
+        """Yields the selected frames in file order, up to the end or the first damage.
 
         Args:
             selection: Which frames.
@@ -112,7 +112,7 @@ class Part:
                     return
 
     def attachments(self) -> dict[str, bytes]:
-        """The documents in the file, by name, as far as it is readable."""
+        """Returns the documents in the file, by name, as far as it is readable."""
         found: dict[str, bytes] = {}
         with self._open() as file, contextlib.suppress(*BROKEN):
             for record in records(file.fileno()):
@@ -214,18 +214,21 @@ class _File:
         os.close(self._fd)
 
     def fileno(self) -> int:
-        """The file descriptor."""
+        """Returns the file descriptor."""
         return self._fd
 
 
 def int_field(metadata: dict[str, str], name: str) -> int:
-    """A count in metadata; 0 if it is missing or malformed."""
+    """Returns a count in metadata; 0 if it is missing or malformed."""
     text = metadata.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 19 else 0
 
 
 def _checked_format(path: Path, metadata: dict[str, str]) -> str:
-    """A note if the file has a newer minor version, whose additions are skipped. Refuses a newer major version."""
+    """Returns a note if the file has a newer minor version, whose additions are skipped.
+
+    Refuses a newer major version.
+    """
     text = metadata.get("schema_version", "")
     version = re.fullmatch(r"(\d{1,9})(?:\.(\d{1,9}))?", text, re.ASCII)
     if version is None or int(version[1]) > SCHEMA_VERSION:

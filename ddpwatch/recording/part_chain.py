@@ -80,7 +80,7 @@ class PartChain:
         return min(first for first, _ in found) - self.ahead_ns, max(last for _, last in found) - self.ahead_ns
 
     def frames(self, selection: Selection) -> Iterator[Frame]:
-        """The selected frames of all parts."""
+        """Yields the selected frames of all parts."""
         ahead_ns = self.ahead_ns
         if ahead_ns and selection.start_ns:
             selection = replace(selection, start_ns=selection.start_ns + ahead_ns)
@@ -89,7 +89,7 @@ class PartChain:
             yield from received_earlier(frames, ahead_ns) if ahead_ns else frames
 
     def ranks(self) -> frozenset[int]:
-        """The ranks in it."""
+        """Returns the ranks in it."""
         if self.rank is not None:
             return frozenset({self.rank})
         return frozenset(message.rank for message, _ in self.frames(CONTEXT_ONLY) if isinstance(message, Hello))
@@ -106,7 +106,7 @@ class PartChain:
         return 0
 
     def first_step(self) -> int:
-        """The number of its first step; 0 if no index lists them."""
+        """Returns the number of its first step; 0 if no index lists them."""
         return min((steps[0] for part in self.parts if (steps := part.index.steps) is not None), default=0)
 
     def step_ns(self, number: int) -> int | None:
@@ -120,7 +120,7 @@ class PartChain:
 
 
 def received_earlier(frames: Iterable[Frame], by_ns: int) -> Iterator[Frame]:
-    """The frames with other receive times."""
+    """Yields the frames with other receive times."""
     for message, envelope in frames:
         yield message, Envelope(envelope.seq, envelope.received_ns - by_ns, envelope.frame)
 
@@ -137,24 +137,24 @@ def with_one_wall_clock(chains: Sequence[PartChain]) -> list[PartChain]:
 
 
 def _ahead_ns(chain: PartChain, other: PartChain) -> int:
-    """By how much the wall clock of one recording is ahead of another's; 0 if that is not clear."""
+    """Returns by how much the wall clock of one recording is ahead of another's; 0 if that is not clear."""
     return clock_difference_ns(steps_apart_ns(chain, other) or 0)
 
 
 def clock_difference_ns(apart_ns: int) -> int:
-    """What of a difference of receive times wall clocks make: 0 if a network or a slow start explains it."""
+    """Returns what of a difference of receive times wall clocks make: 0 if a network or a slow start explains it."""
     return apart_ns if abs(apart_ns) > WALL_CLOCKS_NS else 0
 
 
 def steps_apart_ns(chain: PartChain, other: PartChain) -> int | None:
-    """By how much later one recording got a step than another one; None as long as they have no step in common."""
+    """Returns by how much later one recording got a step than another one; None while they have no step in common."""
     number = max(chain.first_step(), other.first_step())
     at_ns, other_ns = chain.step_ns(number), other.step_ns(number)
     return None if at_ns is None or other_ns is None else at_ns - other_ns
 
 
 def wall_clocks_note(ahead_ns: Sequence[int], first: Path) -> str:
-    """What users have to know of recordings whose wall clocks differ; empty if none do."""
+    """Returns what users have to know of recordings whose wall clocks differ; empty if none do."""
     if not any(ahead_ns):
         return ""
     text = f"the wall clocks of these recordings differ by {(max(ahead_ns) - min(ahead_ns)) / 1e9:.0f} s"
@@ -203,7 +203,7 @@ def chains_of(parts: Iterable[Part]) -> list[PartChain]:
 
 
 def with_siblings(newest: Part) -> list[Part]:
-    """The file and the older parts of the same recording in its directory."""
+    """Returns the file and the older parts of the same recording in its directory."""
     path, found = newest.path, [newest]
     if "recording_id" not in newest.metadata or is_older_part(path, newest.number) or not newest.number:
         return found
@@ -219,7 +219,7 @@ def with_siblings(newest: Part) -> list[Part]:
 
 
 def parts_of_newest_run(parts: list[Part]) -> tuple[list[Part], str]:
-    """The files of the run that started last, and a note on the other runs; empty if there are none."""
+    """Returns the files of the run that started last, and a note on the other runs; empty if there are none."""
     runs: dict[str, list[Part]] = {}
     for part in parts:
         runs.setdefault(run_of(part), []).append(part)
@@ -233,7 +233,7 @@ def parts_of_newest_run(parts: list[Part]) -> tuple[list[Part], str]:
 
 
 def _path_of(run: list[Part]) -> Path:
-    """The path that opens the run: its file, or the folder of its files."""
+    """Returns the path that opens the run: its file, or the folder of its files."""
     return Path(os.path.commonpath([chain.newest.path for chain in chains_of(run)]))
 
 

@@ -93,14 +93,14 @@ class RankFile:
 
 
 def _free(directory: Path, name: str, file: str) -> Path:
-    """The path in the run's folder, or in ``NAME-2`` and so on if it is taken."""
+    """Returns the path in the run's folder, or in ``NAME-2`` and so on if it is taken."""
     folders = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     paths = (directory / folder / file for folder in folders)
     return next(path for path in paths if not path.exists() and not parts_of(path))
 
 
 def _run_document(hello: Hello, bye: Bye | None) -> bytes:
-    """The counterpart for one rank of what `ddpwatch.analysis.attachments.AttachmentBuilder` writes for all."""
+    """Returns the counterpart for one rank of what `ddpwatch.analysis.attachments.AttachmentBuilder` writes for all."""
     end = None if bye is None else {key: getattr(bye, key) for key in _END}
     run = {
         "id": hello.run_id,

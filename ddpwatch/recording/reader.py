@@ -118,11 +118,11 @@ class Recording:
         return None if None in ranks else sorted(rank for rank in ranks if rank is not None)
 
     def __iter__(self) -> Iterator[Frame]:
-        """The frames in the order in which they were received."""
+        """Yields the frames in the order in which they were received."""
         return self.select(Selection())
 
     def select(self, selection: Selection) -> Iterator[Frame]:
-        """The selected frames and their context."""
+        """Yields the selected frames and their context."""
         self.frames = self.skipped = 0
         self._first_ns = self._last_ns = 0
         self.cut_tail = False
@@ -139,11 +139,11 @@ class Recording:
         self._note_ends()
 
     def seek(self, at_ns: int) -> Iterator[Frame]:
-        """The frames received at ``at_ns`` (ns since the Unix epoch) or later, and their context."""
+        """Yields the frames received at ``at_ns`` (ns since the Unix epoch) or later, and their context."""
         return self.select(Selection(start_ns=at_ns))
 
     def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
-        """Where to start reading to have so many steps and seconds of history at ``at_ns``. Reads only the index.
+        """Returns where to start reading for so many steps and seconds before ``at_ns``. Reads only the index.
 
         Returns:
             ns since the Unix epoch, for `seek`; 0 to read everything.
@@ -151,7 +151,7 @@ class Recording:
         return min(chain.lead_in(at_ns, steps, int(seconds * 1e9)) for chain in self.chains)
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
-        """The position of a step, or else of the next one (``back``: the previous one): when its last rank sent it.
+        """Returns when a step's last rank sent it; without that step, the same of the next (``back``: previous) one.
 
         Returns:
             None if there is no such step, or with ``back`` none within `NEARBY_STEPS` before.
@@ -176,7 +176,7 @@ class Recording:
             raise UsageError(f"{self.path}: it has none of the selected steps and ranks", self._contents())
 
     def attachments(self) -> dict[str, bytes]:
-        """The documents in the files, by name; the newest of each."""
+        """Returns the documents in the files, by name; the newest of each."""
         return {name: data for part in self.parts for name, data in part.attachments().items()}
 
     # -- inside ----------------------------------------------------------------------------------------------

@@ -74,7 +74,10 @@ class ContextMessages:
         self._fresh.add(key)
 
     def _sharing_members(self, group: Group) -> Group:
-        """The group with the list that another rank has sent, if that is equal: of a thousand ranks, each names all."""
+        """Returns the group with the list that another rank has sent, if that is equal.
+
+        Of a thousand ranks, each names all.
+        """
         members = self._members.setdefault(group.id, group.ranks)
         return replace(group, ranks=members) if members == group.ranks else group
 
@@ -255,7 +258,7 @@ class RotatingWriter:
 
 
 def _newest_part(path: Path, run_id: str) -> Part | None:
-    """What a recorder of this run has written last; None if it left nothing that is readable."""
+    """Returns what a recorder of this run has written last; None if it left nothing that is readable."""
     for file in [path, *reversed(parts_of(path))]:
         with contextlib.suppress(UsageError):
             part = Part(file)
@@ -264,7 +267,7 @@ def _newest_part(path: Path, run_id: str) -> Part | None:
 
 
 def _older_parts(newest: Part, path: Path) -> Iterator[Part]:
-    """The parts of the same recording that have a number in their names, oldest first."""
+    """Yields the parts of the same recording that have a number in their names, oldest first."""
     for file in parts_of(path):
         with contextlib.suppress(UsageError):
             part = Part(file)
@@ -273,5 +276,5 @@ def _older_parts(newest: Part, path: Path) -> Iterator[Part]:
 
 
 def summary_of(step: Step) -> Step:
-    """The step without the stamps of its hooks. All figures are computed from spans and buckets, which stay."""
+    """Returns the step without the stamps of its hooks. All figures are computed from spans and buckets, which stay."""
     return Step(**{name: getattr(step, name) for name in step.__struct_fields__ if not name.startswith("hook_")})

@@ -42,7 +42,7 @@ class Selection:
         return self == Selection()
 
     def narrowed(self, other: Selection) -> Selection:
-        """The intersection of both."""
+        """Returns the intersection of both."""
         stops = [stop for stop in (self.stop, other.stop) if stop is not None]
         ranks = [ranks for ranks in (self.ranks, other.ranks) if ranks is not None]
         return Selection(
@@ -54,7 +54,7 @@ class Selection:
         )
 
     def wants_chunk(self, row: ChunkRow, after: int) -> bool:
-        """Whether the chunk may hold selected frames other than context.
+        """Returns whether the chunk may hold selected frames other than context.
 
         Args:
             row: Of the chunk.
@@ -72,12 +72,12 @@ class Selection:
         return row.first_step < stop and row.last_step >= self.first
 
     def wants_context(self, row: ChunkRow) -> bool:
-        """Whether the chunk may hold context."""
+        """Returns whether the chunk may hold context."""
         marks = 0 if row.end_ns < self.start_ns else _MARK
         return self.context and bool(row.kinds & (_ALWAYS_KINDS | marks))
 
     def wants(self, message: Message, received_ns: int) -> bool:
-        """Whether the message is selected."""
+        """Returns whether the message is selected."""
         rank = getattr(message, "rank", None)
         if self.ranks is not None and rank is not None and rank not in self.ranks:
             return False
@@ -137,7 +137,7 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
 
 
 def selection_of(steps: str | None, ranks: str | None) -> Selection:
-    """The selection of the options ``--steps`` and ``--ranks``."""
+    """Returns the selection of the options ``--steps`` and ``--ranks``."""
     first, stop = parse_steps(steps)
     return Selection(first, stop, parse_ranks(ranks))
 

@@ -29,7 +29,7 @@ _SCHEMAS: dict[str, bytes] = {}
 
 
 def step_of(message: Message) -> int | None:
-    """The step under which the index lists a message, if any."""
+    """Returns the step under which the index lists a message, if any."""
     return message.step if isinstance(message, (Step, NodeStep)) else None
 
 
@@ -93,7 +93,7 @@ class RecordingWriter:
         return self._flushed
 
     def in_place(self) -> bool:
-        """Whether the file is still at its path; it or its directory may have been removed."""
+        """Returns whether the file is still at its path; it or its directory may have been removed."""
         try:
             status = self.path.stat()
         except OSError:

@@ -39,7 +39,7 @@ class Drawn:
 def report_of(
     path: str | os.PathLike[str], selection: Selection | None = None, drawn: Drawn | None = None
 ) -> dict[str, Any]:
-    """The report of a recording, as ``ddpwatch report --json`` prints it.
+    """Returns the report of a recording, as ``ddpwatch report --json`` prints it.
 
     Args:
         path: Of the recording.
@@ -95,7 +95,7 @@ def _report_of(recording: Recording, chosen: Selection, drawn: Drawn | None) -> 
 
 
 def _expected(selection: Selection) -> int | None:
-    """How many ranks will send a step; None for all."""
+    """Returns how many ranks will send a step; None for all."""
     return None if selection.ranks is None else len(selection.ranks)
 
 

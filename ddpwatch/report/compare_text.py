@@ -13,7 +13,7 @@ LEAST_CHANGE = 0.001  # of the rank-time
 
 
 def render_compare(result: dict[str, Any]) -> str:
-    """The result of `ddpwatch.report.build.compare_recordings` as text."""
+    """Returns the result of `ddpwatch.report.build.compare_recordings` as text."""
     runs = result["runs"]
     rows = [["steps", *(str(run["steps"]) for run in runs)], ["step ms", *(number(run["step_ms_p50"]) for run in runs)]]
     rows += [
@@ -29,7 +29,7 @@ def render_compare(result: dict[str, Any]) -> str:
 
 
 def _lost(found: dict[str, Any]) -> list[str]:
-    """The accounts of lost time that changed most."""
+    """Returns the accounts of lost time that changed most."""
     changed = [row for row in found["lost"] if abs(row["change"]) >= LEAST_CHANGE]
     return [
         f"  {clean(account_name(row))}: {percent(row['a'], 1)} of {clean(found['a'])}, "

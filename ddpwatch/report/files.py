@@ -40,7 +40,7 @@ def write_page(report: dict[str, Any], drawn: Drawn, out: Path) -> int:
 
 
 def text_report(report: dict[str, Any], drawn: Drawn | None = None) -> str:
-    """The report as text; with what is drawn, it has charts of the terminal's width."""
+    """Returns the report as text; with what is drawn, it has charts of the terminal's width."""
     text = render_report(report)
     if drawn is None:
         return text

@@ -55,7 +55,7 @@ def render_html(report: dict[str, Any], outline: Outline, layouts: list[Layout],
 
 
 def _cleaned(value: Any) -> Any:
-    """The same value with every text in it cleaned."""
+    """Returns the same value with every text in it cleaned."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
@@ -90,7 +90,7 @@ def _step(across: StepAcrossRanks, why: str) -> dict[str, Any]:
 
 
 def _cut(across: StepAcrossRanks) -> str:
-    """A note on what of the step is not drawn; empty for nothing."""
+    """Returns a note on what of the step is not drawn; empty for nothing."""
     cut = []
     if len(across) > MOST_RANKS:
         cut.append(f"the first {MOST_RANKS} of {len(across)} ranks")

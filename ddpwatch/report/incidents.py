@@ -21,7 +21,7 @@ _EVIDENCE_ELSEWHERE = ("stacks", "call_sites", "no_stack")
 
 
 def shown(incidents: list[Row]) -> tuple[list[Row], str]:
-    """The worst incidents, and how many more there are; "" for none."""
+    """Returns the worst incidents, and how many more there are; "" for none."""
     more = len(incidents) - MOST_INCIDENTS
     return incidents[:MOST_INCIDENTS], f"… {more} more" if more > 0 else ""
 
@@ -55,7 +55,7 @@ def details(row: Row) -> list[str]:
 
 
 def evidence(row: Row) -> str:
-    """The figures that an incident rests on."""
+    """Returns the figures that an incident rests on."""
     return ", ".join(f"{key} {value}" for key, value in _flat(row["evidence"]))
 
 

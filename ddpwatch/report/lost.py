@@ -23,7 +23,7 @@ CELLS = {"compute": "█", "waiting": "▓", "communication": "▒", "input": "�
 
 
 def lost_sentence(report: dict[str, Any]) -> str:
-    """What share of the run was lost, and to what; "" where no step shows it."""
+    """Returns what share of the run was lost, and to what; "" where no step shows it."""
     lost = report["lost"]
     if lost["lost_share"] is None:
         return ""
@@ -39,7 +39,7 @@ def lost_sentence(report: dict[str, Any]) -> str:
 
 
 def _named(row: Account, report: dict[str, Any]) -> str:
-    """An account with the layer from which on the rank was slow."""
+    """Returns an account with the layer from which on the rank was slow."""
     blamed = (
         incident["param"]
         for incident in report["incidents"]
@@ -50,12 +50,12 @@ def _named(row: Account, report: dict[str, Any]) -> str:
 
 
 def account_name(row: Account) -> str:
-    """An account in a table: what the time went into, and in which phase."""
+    """Returns an account in a table: what the time went into, and in which phase."""
     return account_in_phase(row["account"], row["rank"], row["phase"] or "")
 
 
 def account_table(report: dict[str, Any]) -> Table:
-    """The accounts, largest first."""
+    """Returns the accounts, largest first."""
     accounts = report["lost"]["accounts"]
     rows = [[account_name(row), number(row["seconds"]), percent(row["share"], 1)] for row in accounts[:MOST_ROWS]]
     if rest := accounts[MOST_ROWS:]:
@@ -65,7 +65,7 @@ def account_table(report: dict[str, Any]) -> Table:
 
 
 def bar_parts(accounts: Sequence[Account]) -> dict[str, float]:
-    """The shares of the bar, in its order, without those that are too small to show."""
+    """Returns the shares of the bar, in its order, without those that are too small to show."""
     shares = dict.fromkeys(CELLS, 0.0)
     for row in accounts:
         shares[PARTS.get(row["account"], "other")] += row["share"] or 0.0
@@ -73,7 +73,7 @@ def bar_parts(accounts: Sequence[Account]) -> dict[str, float]:
 
 
 def bar(accounts: Sequence[Account], width: int) -> list[str]:
-    """The accounts as a bar of that many characters, and its legend."""
+    """Returns the accounts as a bar of that many characters, and its legend."""
     shares = bar_parts(accounts)
     if not shares:
         return []

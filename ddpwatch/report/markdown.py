@@ -16,7 +16,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~@!])")
 
 
 def render_markdown(report: dict[str, Any]) -> str:
-    """The report's figures, incidents and notes, with names escaped so that none of them acts as markup."""
+    """Returns the report's figures, incidents and notes, with names escaped so that none of them acts as markup."""
     run, steps, overlap = report["run"], report["steps"], report["overlap"]
     lines = [
         f"## {plain(run['id'] or 'run')}",
@@ -62,7 +62,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """The text with markup escaped, on one line."""
+    """Returns the text with markup escaped, on one line."""
     return _SPECIAL.sub(r"\\\1", clean(text).replace("\n", " "))
 
 

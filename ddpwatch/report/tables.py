@@ -58,7 +58,7 @@ BUCKET_COLUMNS: Columns = {
 
 
 def tables(report: dict[str, Any], omit: Collection[str] = ()) -> list[Table]:
-    """The tables that have rows, without the columns to omit."""
+    """Returns the tables that have rows, without the columns to omit."""
     if all(row["clock_error_ms"] is None for row in report["ranks"]):
         omit = {*omit, CLOCK_COLUMN}
     ranks = _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report["ranks"], omit)
@@ -67,7 +67,7 @@ def tables(report: dict[str, Any], omit: Collection[str] = ()) -> list[Table]:
 
 
 def _units(rows: list[Row], omit: Collection[str]) -> Table:
-    """What was communicated: buckets, or with FSDP2 parameter groups."""
+    """Returns what was communicated: buckets, or with FSDP2 parameter groups."""
     if not any(row["use"] for row in rows):
         return _table(BUCKET_TITLE, BUCKET_COLUMNS, rows, {*omit, USE_COLUMN})
     columns = {"group" if name == UNIT_COLUMN else name: cell for name, cell in BUCKET_COLUMNS.items()}
@@ -75,7 +75,7 @@ def _units(rows: list[Row], omit: Collection[str]) -> Table:
 
 
 def _phases(report: dict[str, Any]) -> Table:
-    """The mean step, split into its phases."""
+    """Returns the mean step, split into its phases."""
     step_ms = report["steps"]["step_ms"]
     phases = report["phases_ms"].items() if step_ms else ()
     rows = [[name, number(ms), percent(None if ms is None else ms / step_ms)] for name, ms in phases]

@@ -14,7 +14,7 @@ NAMED_HOSTS = 4  # more are counted
 
 
 def render_report(report: dict[str, Any]) -> str:
-    """The report, in about as many lines as there are ranks, buckets and incidents."""
+    """Returns the report, in about as many lines as there are ranks, buckets and incidents."""
     sections = [_head(report), _lost(report), _incidents(report), _notes(report), *map(_table, tables(report))]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 

@@ -336,7 +336,7 @@ class DashboardApp(App[int]):
         self.push_screen(HelpScreen(self.view.NAME, self.view.DEFINITIONS))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The entries of the command palette."""
+        """Returns the entries of the command palette."""
         for key, view in self.views.by_key.items():
             yield SystemCommand(f"View: {view.NAME}", f"key {key}", lambda view=view: self.show_view(view))
         yield SystemCommand("Compare with a recording", "key 6, then b", self.action_baseline)
@@ -392,7 +392,7 @@ class DashboardApp(App[int]):
 
 
 def _whole_run(spec: FeedSpec) -> WholeRecording | None:
-    """What diagnoses a recording, on a reader of its own."""
+    """Returns what diagnoses a recording, on a reader of its own."""
     if not isinstance(spec, ReplaySpec):
         return None
     recording = copy.copy(spec.recording)

@@ -20,7 +20,7 @@ class Controller:
         self.session = session
 
     def link(self, silent: bool, wall_s: float) -> LinkState:
-        """The state of the feed (see `ViewerSession.live_link`)."""
+        """Returns the state of the feed (see `ViewerSession.live_link`)."""
         return self.session.live_link(silent, wall_s)
 
     def pause(self, paused: bool) -> None:
@@ -84,7 +84,7 @@ class ReplayController(Controller):
         self.feed = feed
 
     def link(self, silent: bool, wall_s: float) -> LinkState:
-        """The state of the replay."""
+        """Returns the state of the replay."""
         feed = self.feed
         return self.session.replay_link(feed.speed, feed.paused, feed.position_s, feed.length_s, feed.loop)
 
@@ -144,5 +144,5 @@ class ReplayController(Controller):
 
 
 def controller_for(session: ViewerSession, feed: LiveFeed | ReplayFeed) -> Controller:
-    """The controller for that kind of feed."""
+    """Returns the controller for that kind of feed."""
     return ReplayController(session, feed) if isinstance(feed, ReplayFeed) else Controller(session)

@@ -8,7 +8,7 @@ from ddpwatch.tui.views import VIEWS
 
 
 def _listed(keys: str, action: str, title: str, display: str) -> Binding:
-    """A key that the command palette lists as well."""
+    """Returns a key that the command palette lists as well."""
     return Binding(keys, action, title, key_display=display, tooltip=f"key {display}")
 
 

@@ -70,7 +70,7 @@ class AskScreen(ModalScreen[str | None]):
         self._question, self._hint, self._value = question, hint, value
 
     def compose(self) -> ComposeResult:
-        """The question, and a line to type."""
+        """Returns the question, and a line to type."""
         with Vertical(id="ask"):
             yield Static(f"{self._question}: {self._hint}", markup=False)
             yield Input(self._value)
@@ -94,7 +94,7 @@ class RunPicker(ModalScreen[RunInfo | Path | None]):
         self._choices: list[RunInfo | Path] = [*runs, *ended]
 
     def compose(self) -> ComposeResult:
-        """A list, newest first."""
+        """Returns a list, newest first."""
         with Vertical(id="picker"):
             yield Static("Enter chooses a run, Escape stays" if self._choices else "No run is live. Escape goes back")
             yield OptionList(*(Option(_label(choice)) for choice in self._choices))

@@ -90,12 +90,12 @@ class ViewerSession:
         self._ended_s = ended_s
 
     def rewind(self) -> None:
-        """A replay jumps: the frames are void. The user's choices stay, and for now so does the overview."""
+        """Voids the frames, as a replay jumps. The user's choices stay, and for now so does the overview."""
         self._forget_frames()
         self._seeking = True
 
     def arrive(self, step: int | None) -> None:
-        """A replay has arrived: a frozen view shows the new position, and that step."""
+        """Shows the new position, and that step, in a frozen view, as a replay has arrived."""
         self._seeking = False
         if self.paused:
             self.pause(False)
@@ -135,7 +135,7 @@ class ViewerSession:
     # -- what the views draw ---------------------------------------------------------------------------------
 
     def live_link(self, silent: bool, wall_s: float = 0.0) -> LinkState:
-        """The state of a live feed; ``wall_s`` is the time of day, in seconds since the Unix epoch."""
+        """Returns the state of a live feed; ``wall_s`` is the time of day, in seconds since the Unix epoch."""
         link = Link.LIVE
         if not self._attached:
             link = Link.WAITING
@@ -152,7 +152,7 @@ class ViewerSession:
         )  # fmt: skip
 
     def replay_link(self, speed: float, held: bool, position_s: float, length_s: float, loop: bool) -> LinkState:
-        """The state of a replay."""
+        """Returns the state of a replay."""
         return LinkState(
             Link.ENDED if self.over else Link.REPLAY,
             self.name,
@@ -200,7 +200,7 @@ class ViewerSession:
         return paused_overview(self._frozen, now, lanes)
 
     def _with_whole(self, overview: Overview, whole: Diagnosed) -> Overview:
-        """The overview with the incidents of the whole recording, or how far their search has come."""
+        """Returns the overview with the incidents of the whole recording, or how far their search has come."""
         slowest, facts = overview.slowest, overview.facts
         if facts is not None:
             facts = of_whole(facts, whole, overview.newest_step, self.state)
@@ -219,16 +219,16 @@ class ViewerSession:
         return step_to_show(self.state) if live else self._selected
 
     def ranks_of(self, step: StepAcrossRanks) -> list[int]:
-        """The ranks of a step that the filter selects."""
+        """Returns the ranks of a step that the filter selects."""
         return filtered(self.state, step.members, self._filter)
 
     def followed_rank(self) -> int | None:
-        """The slowest rank, if views are to keep it in sight."""
+        """Returns the slowest rank, if views are to keep it in sight."""
         slowest = self.overview.slowest
         return slowest.ranks[0] if self.follow_slowest and slowest is not None else None
 
     def rank_in_sight(self, ranks: Sequence[int]) -> int | None:
-        """Of these ranks the followed one, or the selected one, or the first that the verdict names, or the first."""
+        """Returns of these ranks the followed one, the selected one, the first that the verdict names, or the first."""
         wanted = (self.followed_rank(), self.rank, *self.overview.verdict.ranks[:1], *ranks[:1])
         return next((rank for rank in wanted if rank in ranks), None)
 
@@ -279,12 +279,12 @@ class ViewerSession:
         self._selected = next(iter(self.state.steps.values()), None)
 
     def slowest_step(self) -> int | None:
-        """The number of the slowest step kept that belongs in statistics."""
+        """Returns the number of the slowest step kept that belongs in statistics."""
         steps = [step for step in self.state.steps.values() if step.counted]
         return max(steps, key=lambda step: step.longest_ns).step if steps else None
 
     def next_finding(self, by: int) -> int | None:
-        """The next (or previous) step that stands out: an incident starts there, or it was slow or aborted."""
+        """Returns the next (or previous) step that stands out: an incident starts there, or it was slow or aborted."""
         here = self.step_shown.step if self.step_shown is not None else -1
         found = [step for step in self._steps_that_stand_out() if (step > here if by > 0 else step < here)]
         return (min(found) if by > 0 else max(found)) if found else None
@@ -297,7 +297,7 @@ class ViewerSession:
         return slow | {step for step in odd if step is not None and step in steps}
 
     def next_place(self, by: int) -> int | None:
-        """The next (or previous) step of a recording that stands out, whether or not it is kept."""
+        """Returns the next (or previous) step of a recording that stands out, whether or not it is kept."""
         here = self.step_shown.step if self.step_shown is not None else -1
         found = [] if self.whole is None else self.whole.places()
         return next((step for step in found[::by] if (step > here if by > 0 else step < here)), None)

@@ -42,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(str(error), "themes: auto, dark, light, contrast, ansi, none") from error
 
     def resolved_theme(self) -> str:
-        """The theme to use in this terminal."""
+        """Returns the theme to use in this terminal."""
         if self.theme != "auto":
             return self.theme
         if os.environ.get("NO_COLOR"):
@@ -63,7 +63,7 @@ def settings_path() -> Path:
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """The settings in a file (see `settings_path`); the defaults where there is none.
+    """Returns the settings in a file (see `settings_path`); the defaults where there is none.
 
     Raises:
         UsageError: The file cannot be read, is not TOML, or has a setting that does not exist.

@@ -12,7 +12,7 @@ from ddpwatch.wire.transport import Envelope, Frame
 
 
 def step_frames(state: RunState, step: StepAcrossRanks) -> list[Frame]:
-    """The frames that a trace of one step needs: its ranks' hellos, the layouts, the step and its marks."""
+    """Returns the frames that a trace of one step needs: its ranks' hellos, the layouts, the step and its marks."""
     hellos = [rank.hello for number, rank in state.ranks.items() if rank.hello is not None and number in step.members]
     marks = [mark for mark in state.marks if mark.rank in step.members and in_step(mark, step.ranks[mark.rank])]
     messages: list[Message] = [*hellos, *state.layouts.values(), *marks, *(step.ranks[rank] for rank in step.members)]

@@ -106,7 +106,7 @@ def fit(fields: Sequence[Field], width: int) -> list[tuple[str, str]]:
 
 
 def fits(fields: Sequence[Field], width: int, short: bool = False) -> bool:
-    """Whether all the fields fit on one line, in full or in short."""
+    """Returns whether all the fields fit on one line, in full or in short."""
     shown = [field for field in fields if field.full]
     return _length(shown, 2, shown if short else ()) <= width
 

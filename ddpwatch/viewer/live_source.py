@@ -60,7 +60,7 @@ class Source(Protocol):
 
 
 def may_go_on(source: Source, endpoint: str) -> bool:
-    """Whether frames may come after a silence: the run is live, also while its collector is started again.
+    """Returns whether frames may come after a silence: the run is live, also while its collector is started again.
 
     Of a run on another host, the source's other end decides.
     """
@@ -68,7 +68,7 @@ def may_go_on(source: Source, endpoint: str) -> bool:
 
 
 def snapshot(source: Source, patience_s: float = SNAPSHOT_S) -> Iterator[Frame]:
-    """What a running job's collector retains: the frames up to the first live status, which comes twice a second.
+    """Yields what a job's collector retains: the frames up to the first live status, which comes twice a second.
 
     Raises:
         UsageError: It does not answer.

@@ -38,7 +38,7 @@ HEADER = (
 
 
 def run_table(runs: Sequence[RunInfo]) -> list[str]:
-    """The runs as aligned lines."""
+    """Returns the runs as aligned lines."""
     rows = [
         [
             info.run_id,
@@ -56,7 +56,7 @@ def run_table(runs: Sequence[RunInfo]) -> list[str]:
 
 
 def _place(info: RunInfo) -> str:
-    """Where a run's collector is. Nobody here knows whether it is alive on another host."""
+    """Returns where a run's collector is. Nobody here knows whether it is alive on another host."""
     if not rundir.is_elsewhere(info):
         return "here"
     return f"on {info.host}" + (", an earlier boot" if info.host == socket.gethostname() else "")
@@ -123,7 +123,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def line(state: RunState, incidents: Sequence[Incident]) -> str:
-    """The state of a run in one line, which ends with the verdict."""
+    """Returns the state of a run in one line, which ends with the verdict."""
     summary = summarise(state.recent())
     newest = state.newest_step()
     found = state.verdict(summary, incidents)
@@ -135,13 +135,13 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
 
 
 def _full(state: RunState) -> str:
-    """How many of the newest steps are full."""
+    """Returns how many of the newest steps are full."""
     full, steps = state.cost.newest_full()
     return f"{full}/{steps}" if steps else UNKNOWN
 
 
 def _notes(state: RunState) -> str:
-    """What is off, what sampling may cost, collectors that were started again, an error of the recording."""
+    """Returns what is off, what sampling may cost, collectors that were started again, an error of the recording."""
     status, notes = state.status, "".join(f"{clean(off.label)}; " for off in state.off.found())
     if status is not None and status.lease_ppm is not None:
         notes += f"budget {status.lease_ppm / 1e4:g} %; "

@@ -232,7 +232,7 @@ class RunState:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def status_of(self, rank: int) -> RankStatus:
-        """What the rank is doing, by the state's own clock."""
+        """Returns what the rank is doing, by the state's own clock."""
         state = self.ranks[rank]
         if state.bye is not None:
             return RankStatus.ENDED
@@ -246,7 +246,7 @@ class RunState:
         return RankStatus.RUNNING
 
     def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
-        """What matters most now, given the figures of the newest steps and all incidents."""
+        """Returns what matters most now, given the figures of the newest steps and all incidents."""
         about = (len(self.ranks), self.end, self.world_size, self.finished_steps, self._forwards, self._issued())
         found = verdict(summary, incidents, *about)
         if self.end is None and (unseen := self.unseen):
@@ -254,7 +254,10 @@ class RunState:
         return found
 
     def _issued(self) -> bool | None:
-        """Whether a rank's watched groups have issued collectives since its first heartbeat; None if unknown."""
+        """Returns whether a rank's watched groups have issued collectives since its first heartbeat.
+
+        None if unknown.
+        """
         if self.off.has("collectives"):
             return None
         beats = [(one.first_beat, one.beat) for one in self.ranks.values() if one.beat is not one.first_beat]
@@ -286,7 +289,10 @@ class RunState:
         return sum(rank.missing for rank in self.ranks.values())
 
     def newest_step(self) -> StepAcrossRanks | None:
-        """The newest step that every rank has sent that is still watched; if there is none, the newest of all."""
+        """Returns the newest step that every rank has sent that is still watched.
+
+        If there is none, the newest of all.
+        """
         alive = {rank for rank, state in self.ranks.items() if state.watched} or set(self.ranks)
         for across in reversed(self.steps.values()):
             if alive <= across.members:
@@ -294,12 +300,12 @@ class RunState:
         return next(reversed(self.steps.values()), None)
 
     def recent(self, count: int = 50) -> list[StepAcrossRanks]:
-        """The `newest` steps that count and that every rank has sent that was still watched then."""
+        """Returns the `newest` steps that count and that every rank has sent that was still watched then."""
         steps = reversed(self.steps.values())
         return newest(count, (across for across in steps if across.counted and self._is_whole(across)))
 
     def _is_whole(self, across: StepAcrossRanks) -> bool:
-        """Whether no rank is missing that was still watched then."""
+        """Returns whether no rank is missing that was still watched then."""
         if len(across) >= len(self.ranks):
             return True
         missing = (state for rank, state in self.ranks.items() if rank not in across.members)
@@ -307,7 +313,7 @@ class RunState:
 
 
 def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:
-    """The newest ``count`` steps, and enough older full ones that there are `FULL_STEPS` of these; oldest first.
+    """Returns the newest ``count`` steps, and older full ones up to `FULL_STEPS` of these; oldest first.
 
     Args:
         count: How many.

@@ -97,7 +97,7 @@ class WhatIf:
         self.replayed = self._replayed(self.physics, 1)[1]
 
     def ask(self, changes: Iterable[Change]) -> list[Prediction]:
-        """The predictions that the run carries, best first; `refused` takes the others."""
+        """Returns the predictions that the run carries, best first; `refused` takes the others."""
         found = []
         for asked in changes:
             change = completed(self.recorded, asked)
@@ -137,18 +137,18 @@ class WhatIf:
         )
 
     def _p90(self, stride: int, before: Outcome, after: Outcome) -> float:
-        """What nine in ten steps take at most: each recorded one, with what the change does to it (ns)."""
+        """Returns what nine in ten steps take at most: each recorded one, with what the change does to it (ns)."""
         took = [self._durations[number] for number in played_steps(len(self._durations), stride)]
         return _p90([ns + new - old for ns, new, old in zip(took, after.steps, before.steps, strict=True)])
 
     def _run_doubt(self, before: Outcome, after: Outcome) -> float:
-        """By how much this run and the next may differ (standard error, ns)."""
+        """Returns by how much this run and the next may differ (standard error, ns)."""
         recorded, scale = noise(self.replayed.steps), noise(before.steps)
         drifted = max(noise(after.steps) * (recorded / scale if scale else 1.0), recorded * after.mean / before.mean)
         return math.hypot(T90_OF_QUARTERS / Z90 * math.hypot(recorded, drifted), RUN_TO_RUN * after.mean)
 
     def _change_doubt(self, change: Change, before: Outcome, after: Outcome) -> float:
-        """By how much what the change does may be wrong (standard error, ns)."""
+        """Returns by how much what the change does may be wrong (standard error, ns)."""
         exposed = sum(after.exposed)
         moved = min(exposed, abs(exposed - sum(before.exposed)))
         wrong = abs(self.replayed.mean - self.recorded.measured_ns)
@@ -157,7 +157,7 @@ class WhatIf:
         return math.hypot(sampled, MODEL_ERROR * moved / Z90, wrong, fitted)
 
     def _fitted_doubt(self, change: Change) -> float:
-        """How much the difference of the two replays changes with each fitted number, at most of both directions."""
+        """Returns how much each fitted number changes the difference of the two replays, at most of both directions."""
         stride = max(1, len(self.recorded.steps) // FEW_STEPS)
         base = self._difference(change, self.physics, stride)
         shifts: list[float] = []
@@ -176,7 +176,7 @@ class WhatIf:
         return 1 << (math.ceil(len(self.recorded.steps) / most) - 1).bit_length()
 
     def _replayed(self, physics: Physics, stride: int) -> tuple[Replay, Outcome]:
-        """The replay of one of n steps, and what it makes of the recorded setting."""
+        """Returns the replay of one of n steps, and what it makes of the recorded setting."""
         key = id(physics), stride
         found = self._replays.get(key)
         if found is None:
@@ -186,7 +186,7 @@ class WhatIf:
         return found
 
     def _why(self, change: Change, earlier: Outcome, outcome: Outcome, sizes: Sequence[int]) -> str:
-        """What the change does to the exposed communication; otherwise what else it takes away."""
+        """Returns what the change does to the exposed communication; otherwise what else it takes away."""
         if change.accumulate > 1:
             return f"buckets travel once in {change.accumulate} batches"
         if change.bucket_view and not change.moves_buckets and not change.hook:
@@ -203,7 +203,10 @@ class WhatIf:
         return f"{text}: {self._bucket(before > after, earlier, outcome, sizes)}"
 
     def _bucket(self, gains: bool, earlier: Outcome, outcome: Outcome, sizes: Sequence[int]) -> str:
-        """The bucket whose exposure changes most; of other buckets, the one exposed most before or, if worse, after."""
+        """Returns the bucket whose exposure changes most.
+
+        Of other buckets, the one exposed most before or, if worse, after.
+        """
         before, after = earlier.exposed, outcome.exposed
         stays = self.recorded.sizes == list(sizes)
         changed = [b - a for b, a in zip(before, after, strict=True)] if stays else before
@@ -218,7 +221,10 @@ class WhatIf:
         return f"{text} was exposed for {_ms(before[most])} ms{rest}"
 
     def default_changes(self) -> Iterator[Change]:
-        """What to try where nothing is asked for: all that is a change of code, and what would be gained at most."""
+        """Yields what to try where nothing is asked for.
+
+        All that is a change of code, and what would be gained at most.
+        """
         recorded = self.recorded
         if not refusal(recorded, self.physics, _ANOTHER_CAP):
             yield from self._caps()
@@ -249,7 +255,7 @@ class WhatIf:
             self.refused.append(("other bucket caps", reason))
 
     def _others(self) -> Iterator[Change]:
-        """What no line of code changes: the slowest rank, slow input, and communication itself."""
+        """Yields what no line of code changes: the slowest rank, slow input, and communication itself."""
         own, step = own_time(self.recorded), self.recorded.measured_ns
         slowest = max(own, key=own.__getitem__)
         if own[slowest] - min(own.values()) > NOTABLE * step:
@@ -278,7 +284,7 @@ class WhatIf:
 
 
 def has_cap_list(torch: str) -> bool:
-    """Whether that version of torch has ``bucket_cap_mb_list``; an unknown one may."""
+    """Returns whether that version of torch has ``bucket_cap_mb_list``; an unknown one may."""
     numbers = re.match(r"(\d+)\.(\d+)", torch)
     return numbers is None or (int(numbers[1]), int(numbers[2])) >= (2, 13)
 
@@ -290,7 +296,10 @@ def played_steps(count: int, stride: int) -> list[int]:
 
 
 def sampling_error(before: Sequence[float], after: Sequence[float], recorded: int) -> float:
-    """The standard error of the mean difference, as only some of the recorded steps were played; 0 if all were."""
+    """Returns the standard error of the mean difference, as only some of the recorded steps were played.
+
+    0 if all were.
+    """
     played = len(before)
     if played < 2 or played >= recorded:
         return 0.0
@@ -308,7 +317,7 @@ def _too_wide(change: Change, prediction: Prediction) -> str:
 
 
 def _matters(number: str, change: Change) -> bool:
-    """Whether a fitted number has a part in what the change does."""
+    """Returns whether a fitted number has a part in what the change does."""
     parts = {
         "cast": change.hook and not change.powersgd_rank,
         "thin": change.powersgd_rank,
@@ -319,7 +328,10 @@ def _matters(number: str, change: Change) -> bool:
 
 
 def _reason(change: Change) -> str:
-    """What ranks no longer wait for, before what that does to the buckets; empty if the change is about those."""
+    """Returns what ranks no longer wait for, before what that does to the buckets.
+
+    Empty if the change is about those.
+    """
     if change.without_rank is not None:
         return f"the others no longer wait for rank {change.without_rank}; "
     return "no rank waits for data; " if change.no_input else ""
@@ -330,7 +342,7 @@ def _p90(values: Sequence[float]) -> float:
 
 
 def _which(bucket: int, count: int) -> str:
-    """A bucket's place among so many."""
+    """Returns a bucket's place among so many."""
     return "the only one" if count == 1 else f"the last of {count}" if bucket == count - 1 else f"of {count}"
 
 

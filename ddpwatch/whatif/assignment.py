@@ -43,7 +43,7 @@ class BucketCaps(NamedTuple):
 
 
 def assign(parameters: Sequence[Parameter], limits: Sequence[int], order: Sequence[int] | None = None) -> Buckets:
-    """What torch's `_compute_bucket_assignment_by_size` returns.
+    """Returns what torch's `_compute_bucket_assignment_by_size` returns.
 
     Args:
         parameters: By position.
@@ -72,7 +72,7 @@ def assign(parameters: Sequence[Parameter], limits: Sequence[int], order: Sequen
 
 
 def initial(parameters: Sequence[Parameter], limits: Sequence[int]) -> Buckets:
-    """The buckets that DDP starts with: as if gradients came in the reverse order of registration.
+    """Returns the buckets that DDP starts with: as if gradients came in the reverse order of registration.
 
     They stay where DDP never rebuilds them: with ``find_unused_parameters`` and no ``static_graph``.
     """
@@ -80,7 +80,7 @@ def initial(parameters: Sequence[Parameter], limits: Sequence[int]) -> Buckets:
 
 
 def rebuilt(parameters: Sequence[Parameter], limits: BucketCaps, order: Sequence[int]) -> Buckets:
-    """The buckets after the first step: in the order in which the gradients came on rank 0."""
+    """Returns the buckets after the first step: in the order in which the gradients came on rank 0."""
     return assign(parameters, limits, order)
 
 

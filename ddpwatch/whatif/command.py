@@ -68,7 +68,7 @@ class WhatIfOptions:
 
 
 def _numbers(option: str, text: str | None, least: float, most: float, whole: bool = False) -> list[float]:
-    """The numbers of a list, each once."""
+    """Returns the numbers of a list, each once."""
     try:
         found = [float(part) for part in text.split(",")] if text is not None else []
     except ValueError:
@@ -80,7 +80,7 @@ def _numbers(option: str, text: str | None, least: float, most: float, whole: bo
 
 
 def recorded_in(file: Path) -> tuple[Recorded, list[str]]:
-    """What a recording shows, with notes about it.
+    """Returns what a recording shows, with notes about it.
 
     Raises:
         UsageError: It cannot be read, or carries no prediction.
@@ -99,7 +99,7 @@ def recorded_in(file: Path) -> tuple[Recorded, list[str]]:
 
 
 def recorded_live(source: Source) -> Recorded:
-    """What a running job's collector retains.
+    """Returns what a running job's collector retains.
 
     Raises:
         UsageError: It does not answer, or that carries no prediction.
@@ -127,7 +127,7 @@ def read_wire(file: Path) -> Wire:
 
 
 def answer(recorded: Recorded, changes: Sequence[Change], wire: Wire | None = None) -> dict[str, Any]:
-    """The answer, as ``ddpwatch whatif --json`` prints it; without changes, to what is worth trying."""
+    """Returns the answer, as ``ddpwatch whatif --json`` prints it; without changes, to what is worth trying."""
     asked = WhatIf(recorded, wire)
     if not changes:
         asked.note_what_is_missing()

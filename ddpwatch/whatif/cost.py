@@ -85,7 +85,7 @@ class Curve:
         return min(self.knots[0].work, max(0.0, best + self.hop_lean * doubt))
 
     def _latency(self) -> tuple[float, float]:
-        """The best guess and its standard error."""
+        """Returns the best guess and its standard error."""
         if not self.bends:
             return 0.0, 0.0
         first = self.knots[0]
@@ -95,14 +95,14 @@ class Curve:
         return best, math.hypot(doubt * first.nbytes, LATENCY_DOUBT * best)
 
     def work(self, nbytes: float) -> float:
-        """What a collective of this size takes alone."""
+        """Returns what a collective of this size takes alone."""
         if nbytes <= 0:
             return 0.0
         best, spread = self._at(nbytes)
         return max(0.2 * best, best + self.lean * spread)
 
     def _at(self, nbytes: float) -> tuple[float, float]:
-        """The best guess, and how far it may be off."""
+        """Returns the best guess, and how far it may be off."""
         knots, last = self.knots, self.knots[-1]
         if len(knots) == 1:
             return last.work * nbytes / last.nbytes, abs(nbytes - last.nbytes) / last.nbytes * last.work + last.error
@@ -136,13 +136,13 @@ class Expected(NamedTuple):
     prior: float
 
     def drawn(self, seen: float, error: float) -> tuple[float, float]:
-        """What was seen with an error, drawn towards this; and the standard error of that."""
+        """Returns what was seen with an error, drawn towards this; and the standard error of that."""
         trust = self.prior**2 / (self.prior**2 + error**2)
         return self.value + trust * (seen - self.value), error * trust**0.5
 
 
 def _slope(first: Knot, second: Knot, expected: Expected) -> tuple[float, float]:
-    """The slope between two knots and its standard error: the closer they are, the less they say about it."""
+    """Returns the slope between two knots and its standard error: the closer they are, the less they say about it."""
     apart = second.nbytes - first.nbytes
     doubts = (knot.error + KNOT_DOUBT * knot.work for knot in (first, second))
     return expected.drawn((second.work - first.work) / apart, math.hypot(*doubts) / apart)
@@ -184,7 +184,7 @@ def _level(knots: Sequence[Knot]) -> float:
 
 
 def calibrated(wire: Wire, seen: Curve, ranks: int) -> Curve:
-    """The job's own curve, which a sweep continues below its smallest and above its largest size.
+    """Returns the job's own curve, which a sweep continues below its smallest and above its largest size.
 
     Where the job shows one size only, the sweep gives the shape, and the job the level.
     """
@@ -213,7 +213,10 @@ def calibrated(wire: Wire, seen: Curve, ranks: int) -> Curve:
 
 
 def _among(curve: Curve, ring: float, hops: float) -> Curve:
-    """The curve among another number of ranks: latency grows with the hops, and the rest with how often bytes cross."""
+    """Returns the curve among another number of ranks.
+
+    Latency grows with the hops, and the rest with how often bytes cross.
+    """
     latency = curve.latency
     return Curve(
         tuple(
@@ -231,18 +234,21 @@ def link_of(wire: Wire, ranks: int) -> float:
 
 
 def ring_bytes(ranks: int) -> float:
-    """How often each byte crosses a rank's link in an all-reduce."""
+    """Returns how often each byte crosses a rank's link in an all-reduce."""
     return 2 * (ranks - 1) / ranks
 
 
 def hops_of(ranks: int, backend: str) -> float:
-    """How often a message is passed on: along a ring, or where NCCL would rather have it, up and down a tree."""
+    """Returns how often a message is passed on.
+
+    Along a ring, or where NCCL would rather have it, up and down a tree.
+    """
     ring = float(ranks - 1)
     return min(ring, max(1.0, math.log2(ranks))) if "nccl" in backend and ranks > 1 else ring
 
 
 def workers_of(backend: str) -> int:
-    """How many collectives of a group are in flight at once: NCCL has one stream for them, Gloo two threads."""
+    """Returns how many collectives of a group are in flight at once: NCCL has one stream for them, Gloo two threads."""
     return GLOO_THREADS if backend == "gloo" else 1
 
 
@@ -265,7 +271,7 @@ class Overlap(NamedTuple):
 
 
 def shares_of(starts: Sequence[float], dones: Sequence[float], sharing: float) -> tuple[list[float], list[Overlap]]:
-    """What each of a step's collectives would have taken alone, if each had its share, and which were not alone.
+    """Returns what each of a step's collectives would have taken alone, with its share, and which were not alone.
 
     Beside another, a collective moves at ``sharing`` of its speed, on average.
     """
@@ -285,7 +291,7 @@ def shares_of(starts: Sequence[float], dones: Sequence[float], sharing: float) -
 
 
 def evened(works: Sequence[float], overlaps: Sequence[Overlap], sizes: Sequence[float]) -> list[tuple[float, float]]:
-    """What each collective would have taken alone, as is most likely by its size, and how far that may be off.
+    """Returns what each collective would have taken alone, as is most likely by its size, and how far that may be off.
 
     Where two wait in one queue, the first one gets more than its share and the second one less. So what both take
     together is known, and what each of them takes is drawn towards what its size takes at the rate of all. How far it
@@ -326,7 +332,7 @@ Panel = list[list[tuple[float, float]]]  # rows of equally many pairs of x and y
 
 
 def slowdown_of(panels: Sequence[Panel]) -> tuple[float, float] | None:
-    """How many times longer, less 1, something takes where x is 1 than where it is 0; with the standard error.
+    """Returns how many times longer, less 1, something takes where x is 1 than where it is 0; with the standard error.
 
     The time y has the work y · (1 − λx), which must not depend on x; the slowdown is λ / (1 − λ). Only what is left
     after the means of rows and columns counts. So neither a column that is always slower nor a row that is slower
@@ -344,7 +350,7 @@ def slowdown_of(panels: Sequence[Panel]) -> tuple[float, float] | None:
 
 
 def _residuals(panel: Panel) -> list[tuple[float, float, float]]:
-    """Of x, y and their product, y as a share of its column's mean."""
+    """Returns x, y and their product, y as a share of its column's mean."""
     if len(panel) < 2 or len(panel[0]) < 2:
         return []
     means = [fmean(column) for column in zip(*([y for _, y in row] for row in panel), strict=True)]
@@ -355,7 +361,7 @@ def _residuals(panel: Panel) -> list[tuple[float, float, float]]:
 
 
 def _demeaned(rows: Sequence[Sequence[float]]) -> list[float]:
-    """What is left of each value without the means of its row and its column."""
+    """Returns what is left of each value without the means of its row and its column."""
     columns = [fmean(column) for column in zip(*rows, strict=True)]
     whole = fmean(columns)
     found = []

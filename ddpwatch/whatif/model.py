@@ -169,7 +169,7 @@ class Busy:
             self._rates += (1 - loss, 1.0)
 
     def worked(self, moments: Sequence[float]) -> list[float]:
-        """The work done by each."""
+        """Returns the work done by each."""
         times, offsets, rates = self._times, self._offsets, self._rates
         return [offsets[i := bisect_right(times, at)] + rates[i] * at for at in moments]
 
@@ -227,7 +227,7 @@ def _samples(sizes: Sequence[int], seen: Sequence[Wired], sharing: float, comm_s
 
 
 def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: float) -> list[WorkSample]:
-    """What each bucket would have taken alone, and with no compute beside it; never less than 1 µs."""
+    """Returns what each bucket would have taken alone, and with no compute beside it; never less than 1 µs."""
     shares = evened(*shares_of(step.starts, step.dones, sharing), sizes)
     lost = comm_slowdown / (1 + comm_slowdown)
     found = []
@@ -238,7 +238,7 @@ def alone(step: Wired, sizes: Sequence[int], sharing: float, comm_slowdown: floa
 
 
 def link_share(samples: Sequence[WorkSample], latency: float, buckets: int) -> Guess:
-    """The link's share of what bytes take, as the job's own steps show it.
+    """Returns the link's share of what bytes take, as the job's own steps show it.
 
     In the step in which bytes moved fastest, the link's share is what they took, at least; at most, it is all of what
     they take on average: chance made that step faster, too, and what the host does may overlap with what the link does.
@@ -259,7 +259,7 @@ def link_share(samples: Sequence[WorkSample], latency: float, buckets: int) -> G
 
 
 def link_of_sweep(best: float, curve: Curve, sizes: Sequence[int]) -> Guess:
-    """The link's share of what bytes take, as a sweep shows it.
+    """Returns the link's share of what bytes take, as a sweep shows it.
 
     Args:
         best: Ns per byte in the sweep, which nothing was beside.
@@ -315,7 +315,7 @@ def comm_slowdown(
 
 
 def _lengths(step: Wired) -> list[float]:
-    """How long each bucket moved."""
+    """Returns how long each bucket moved."""
     return [done - start for start, done in zip(step.starts, step.dones, strict=True)]
 
 
@@ -336,7 +336,7 @@ def _compute_slowdown(recorded: Recorded, seen: Sequence[Wired], wire: Wire | No
 
 
 def segment_bounds(recorded: Recorded) -> list[int]:
-    """The units at which segments of the backward start and end, each as long as the others or longer.
+    """Returns the units at which segments of the backward start and end, each as long as the others or longer.
 
     What lies between the gradients of a layer's weight and its bias is no compute, but it may hold a launch.
     """
@@ -362,7 +362,7 @@ def _covered(marks: Sequence[float], alone: Sequence[float]) -> list[tuple[float
 
 
 def _combined(seen: tuple[float, float] | None, expected: float | None, unseen: float = 0.0) -> Guess:
-    """What the job shows, drawn towards what a sweep found (otherwise towards none) by as much as it is uncertain.
+    """Draws what the job shows towards what a sweep found (or towards none) by as much as it is uncertain.
 
     ``unseen`` is the standard error where neither shows anything.
     """
@@ -390,7 +390,7 @@ def _hook_cost(hook: str, wire: Wire | None) -> Guess | None:
 
 
 def _copies(count: float, copy: float, gpu: bool) -> Guess:
-    """What so many copies cost, where the job shows one, or as usual."""
+    """Returns what so many copies cost, where the job shows one, or as usual."""
     likely = count * (copy if copy > LEAST_COPY else LIKELY_COPY[gpu])
     return Guess(likely, CAST_DOUBT * likely)
 
@@ -413,7 +413,7 @@ def wait_end(dones: Sequence[float], after: Sequence[float], copy: float) -> flo
 
 
 def take_apart(recorded: Recorded, physics: Physics, steps: Sequence[int]) -> list[StepWork]:
-    """The work of these steps under these physics."""
+    """Returns the work of these steps under these physics."""
     after = list(accumulate(reversed(recorded.sizes)))[::-1]
     expected = [physics.curve.work(nbytes) for nbytes in recorded.sizes]
     loss = physics.compute_slowdown.value / (1 + physics.compute_slowdown.value)
@@ -459,7 +459,7 @@ def _work(rank: RankStep, recorded: Recorded, physics: Physics, lost: Busy, wait
 
 
 def noise(values: Sequence[float]) -> float:
-    """By how much their mean may be off: as much as the quarters of the run differ, and no less than by chance.
+    """Returns by how much their mean may be off: as much as quarters of the run differ, and no less than by chance.
 
     A machine drifts, so that more steps of one run say little about another run: it is like one more quarter.
     """

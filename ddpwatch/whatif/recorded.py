@@ -103,7 +103,7 @@ class Recorded:
         return [sum(self.units[unit].nbytes for unit in bucket) for bucket in self.buckets]
 
     def flag(self, name: str) -> bool:
-        """Whether an option of DDP is set."""
+        """Returns whether an option of DDP is set."""
         return bool(self.flags.get(name))
 
 
@@ -151,7 +151,7 @@ class RecordedBuilder:
         self._sharded = self._sharded or any(op != ALL_REDUCE for op in step.comm_op)
 
     def build(self) -> Recorded:
-        """What the messages so far show.
+        """Returns what the messages so far show.
 
         Raises:
             UsageError: They do not carry any prediction.
@@ -207,7 +207,7 @@ class RecordedBuilder:
             raise UsageError("the ranks have different clocks, so that their times cannot be compared")
 
     def _comparable_steps(self, layout: Layout) -> list[StepAcrossRanks]:
-        """The full steps with the newest buckets, without the first ones if there are enough others."""
+        """Returns the full steps with the newest buckets, without the first ones if there are enough others."""
         why_not = [self._unfit(across, layout) for across in self._full]
         found = [across for across, reason in zip(self._full, why_not, strict=True) if not reason]
         settled = [across for across in found if across.step >= STARTING_STEPS]
@@ -251,7 +251,7 @@ def recorded_of(messages: Iterable[Message]) -> Recorded:
 
 
 def _backend_of(hello: Hello) -> str:
-    """The backend of the job's device, also where an older version recorded what torch says of all devices."""
+    """Returns the backend of the job's device, also where an older version recorded what torch says of all devices."""
     gpu = hello.timing_source != "host"
     if hello.backend == "undefined":
         return "nccl" if gpu else "gloo"
@@ -260,7 +260,7 @@ def _backend_of(hello: Hello) -> str:
 
 
 def _is_rebuilt(hello: Hello) -> bool:
-    """Whether DDP rebuilds the buckets after the first step."""
+    """Returns whether DDP rebuilds the buckets after the first step."""
     return not hello.ddp.get("find_unused_parameters") or bool(hello.ddp.get("static_graph"))
 
 
@@ -293,7 +293,7 @@ def _why_no_parameters(layout: Layout, steps: Sequence[StepAcrossRanks]) -> str:
 def _units(
     layout: Layout, steps: Sequence[StepAcrossRanks], first_order: list[int], is_rebuilt: bool, by_parameter: bool
 ) -> tuple[list[Parameter], list[list[int]], list[int]]:
-    """The units in the order in which they come, those of each bucket, and the parameter ids of the units."""
+    """Returns the units in the order in which they come, those of each bucket, and the parameter ids of the units."""
     if not by_parameter:
         whole = [Parameter(bucket.nbytes, _kind_of(layout, bucket.params)) for bucket in layout.buckets]
         return whole, [[i] for i in range(len(layout.buckets))], []
@@ -317,7 +317,7 @@ def _parameter(layout: Layout, position: int) -> Parameter:
 def _ready_order(
     layout: Layout, steps: Sequence[StepAcrossRanks], first_order: list[int], is_rebuilt: bool
 ) -> list[int]:
-    """The positions of the parameters in the order by which DDP rebuilds buckets: that of rank 0's first step.
+    """Returns the positions of the parameters in the order by which DDP rebuilds buckets: that of rank 0's first step.
 
     Several rebuilt buckets show it. A single one does not, nor do buckets of several kinds: then the first step does,
     if it was recorded, or else the lowest rank's mean times.

@@ -71,7 +71,7 @@ class Replay:
         self._outcomes: dict[str, Outcome] = {}
 
     def run(self, plan: Plan) -> Outcome:
-        """The outcome of one plan; plans that differ in name only are played once."""
+        """Returns the outcome of one plan; plans that differ in name only are played once."""
         numbers = (plan.buckets, plan.works, plan.encode, plan.rows, plan.copy, plan.sharing)
         key = str((numbers, plan.change.no_input, plan.change.accumulate))
         found = self._outcomes.get(key)
@@ -132,12 +132,12 @@ class _Course:
         self._exposed = [0.0] * len(self._exposed)
 
     def skip(self, works: Sequence[Work]) -> None:
-        """A batch whose gradients are only added up: no bucket, no optimizer."""
+        """Plays a batch whose gradients are only added up: no bucket, no optimizer."""
         for rank, (work, start) in enumerate(zip(works, self._starts(works), strict=True)):
             self._clocks[rank] = start + work.compute + max(0.0, work.tail - work.optimizer)
 
     def step(self, works: Sequence[Work], ready: Sequence[Sequence[float]], residuals: Sequence[float]) -> None:
-        """A step with all its buckets."""
+        """Plays a step with all its buckets."""
         starts = self._starts(works)
         absolute = [[start + at for at in row] for start, row in zip(starts, ready, strict=True)]
         launches = list(accumulate(map(max, zip(*absolute, strict=True)), max))
@@ -155,7 +155,7 @@ class _Course:
         return [clock + work.before for clock, work in zip(self._clocks, works, strict=True)]
 
     def _works(self, residuals: Sequence[float]) -> list[float]:
-        """What each bucket takes alone in a step whose wire is so slow."""
+        """Returns what each bucket takes alone in a step whose wire is so slow."""
         return [
             work * (residuals[shares[0][0]] if len(shares) == 1 else sum([residuals[i] * share for i, share in shares]))
             for work, shares in zip(self._plan.works, self._plan.shares, strict=True)

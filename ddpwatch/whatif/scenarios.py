@@ -107,13 +107,16 @@ class Message(NamedTuple):
 
 
 def recorded_cap(recorded: Recorded) -> int:
-    """The job's ``bucket_cap_mb``, in bytes."""
+    """Returns the job's ``bucket_cap_mb``, in bytes."""
     said = recorded.flags.get("bucket_cap_mb")
     return int(said * MIB) if isinstance(said, (int, float)) and 0 < said < MOST_CAP_MIB else DEFAULT_CAP_BYTES
 
 
 def recorded_limits(recorded: Recorded) -> BucketCaps | None:
-    """The limits from which the recorded buckets follow; None if they follow from none that DDP has by itself."""
+    """Returns the limits from which the recorded buckets follow.
+
+    None if they follow from none that DDP has by itself.
+    """
     cap = recorded_cap(recorded)
     for is_default in (True, False) if cap == DEFAULT_CAP_BYTES else (False,):
         limits = limits_of(cap, is_default)
@@ -146,14 +149,14 @@ def _buckets(recorded: Recorded, change: Change) -> Buckets:
 
 
 def completed(recorded: Recorded, change: Change) -> Change:
-    """The change with the cap of all buckets, where it only gives that of the first: the job's own."""
+    """Returns the change with the cap of all buckets, where it only gives that of the first: the job's own."""
     if change.first_mib is None or change.cap_mib is not None:
         return change
     return replace(change, cap_mib=recorded_cap(recorded) / MIB)
 
 
 def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
-    """What the change means for the recorded run."""
+    """Returns what the change means for the recorded run."""
     change = completed(recorded, change)
     buckets = _buckets(recorded, change)
     sizes = [sum(recorded.units[unit].nbytes for unit in bucket) for bucket in buckets]
@@ -178,7 +181,7 @@ def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
 
 
 def _sharing(physics: Physics, faster: float) -> float:
-    """How fast each of two collectives is beside the other on another link.
+    """Returns how fast each of two collectives is beside the other on another link.
 
     Two share the link, but not all of what the hosts do: alone, one takes l + h, and two at once take 2 l + (1 + q) h.
     How far hosts do one after the other (q) follows from the recorded sharing.
@@ -192,7 +195,7 @@ def _sharing(physics: Physics, faster: float) -> float:
 
 
 def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callable[[Message], float]:
-    """What one collective takes, under another link and world size."""
+    """Returns what one collective takes, under another link and world size."""
     curve, n = physics.curve, len(recorded.ranks)
     link = physics.link.value if change.link < 1 else min(1.0, physics.link.value)
     world = change.world or n
@@ -215,7 +218,7 @@ def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callabl
 
 
 def _messages(units: Sequence[Parameter], change: Change) -> list[Message]:
-    """The collectives that a bucket needs."""
+    """Returns the collectives that a bucket needs."""
     nbytes = float(sum(unit.nbytes for unit in units))
     if change.powersgd_rank:
         return [Message(sent, sent) for sent in _power_sgd(units, change.powersgd_rank)]
@@ -298,7 +301,7 @@ def own_time(recorded: Recorded) -> dict[int, float]:
 
 
 def usual_rank(recorded: Recorded, but: int) -> int:
-    """The position of the rank that is in the middle of the others."""
+    """Returns the position of the rank that is in the middle of the others."""
     own = {number: ns for number, ns in own_time(recorded).items() if number != but}
     return recorded.ranks.index(sorted(own, key=own.__getitem__)[(len(own) - 1) // 2])
 

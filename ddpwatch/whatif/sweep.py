@@ -92,7 +92,7 @@ def _write(path: Path, wire: Wire) -> None:
 
 
 def sizes_up_to(largest: int) -> list[int]:
-    """The sizes to measure, in bytes: two for each factor of four."""
+    """Returns the sizes to measure, in bytes: two for each factor of four."""
     count = PER_FACTOR_FOUR * max(1, (largest // SMALLEST_BYTES).bit_length() // 2)
     found = {int(SMALLEST_BYTES * (largest / SMALLEST_BYTES) ** (i / count)) // 4 * 4 for i in range(count + 1)}
     return sorted(found)
@@ -141,7 +141,7 @@ class Sweep:
         )
 
     def _too_long(self, before: WireSize, nbytes: int, started: float) -> bool:
-        """Whether another size would take more than what is left of the time, as far as the one before shows."""
+        """Returns whether another size would take more than the time that is left, judged by the one before."""
         left = self._seconds - self._agreed(time.perf_counter() - started)
         return LEAST_REDUCES * before.alone_ms / 1e3 * nbytes / before.nbytes > left
 
@@ -171,7 +171,7 @@ class Sweep:
         return 1e3 * median(taken)
 
     def _compute_beside(self) -> float | None:
-        """How many times longer compute takes beside all-reduces of 4 MiB or more."""
+        """Returns how many times longer compute takes beside all-reduces of 4 MiB or more."""
         if self._device.type != "cpu":
             return None
         nbytes = min(self._sizes[-1], 4 * LARGE_BYTES)
@@ -284,7 +284,10 @@ class Sweep:
             torch.cuda.synchronize()
 
     def _agreed(self, seconds: float) -> float:
-        """The longest of all ranks, so that all take the same number of rounds; it also lets them start together."""
+        """Returns the longest of all ranks, so that all take the same number of rounds.
+
+        It also lets them start together.
+        """
         longest = torch.tensor(seconds, device=self._device, dtype=torch.float64)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         return longest.item()

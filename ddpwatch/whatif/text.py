@@ -11,7 +11,7 @@ BOUND = "(the bound)"
 
 
 def render_whatif(answer: dict[str, Any], everything: bool) -> str:
-    """The answer as a table, then a reason per change.
+    """Returns the answer as a table, then a reason per change.
 
     Args:
         answer: What `ddpwatch.whatif.command.answer` returns.
@@ -38,7 +38,7 @@ def _head(answer: dict[str, Any]) -> str:
 
 
 def _best(scenarios: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The changes that gain most, the best of all caps, and the bound."""
+    """Returns the changes that gain most, the best of all caps, and the bound."""
     found: list[dict[str, Any]] = []
     for scenario in scenarios:
         again = scenario["cap_mib"] is not None and any(other["cap_mib"] is not None for other in found)

@@ -50,7 +50,7 @@ class Wire(msgspec.Struct, kw_only=True):
     launch_share: dict[str, Annotated[float, Meta(ge=0, le=1)]] = {}
 
     def cost_ratio(self, hook: str, other: str) -> float | None:
-        """How many times longer a hook takes for a byte than another; None if either was not measured."""
+        """Returns how many times longer a hook takes for a byte than another; None if either was not measured."""
         taken, compared = (self.encode_ns_per_byte.get(name) for name in (hook, other))
         return taken / compared if taken and compared else None
 
@@ -89,5 +89,5 @@ def parse_wire(content: bytes) -> Wire:
 
 
 def write_wire(wire: Wire) -> bytes:
-    """The content of ``wire.json``."""
+    """Returns the content of ``wire.json``."""
     return msgspec.json.format(msgspec.json.encode(wire), indent=2) + b"\n"

@@ -16,7 +16,7 @@ _HOOKS = {
 
 
 def name_of(change: Change) -> str:
-    """The change in a few words."""
+    """Returns the change in a few words."""
     return " + ".join(_names(change)) or "nothing"
 
 
@@ -47,7 +47,7 @@ def _names(change: Change) -> Iterator[str]:
 
 
 def code_of(change: Change) -> str:
-    """The line of code to change; empty if the change is none of code."""
+    """Returns the line of code to change; empty if the change is none of code."""
     return "; ".join(_lines(change))
 
 
@@ -72,7 +72,7 @@ def _lines(change: Change) -> Iterator[str]:
 
 
 def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iterator[str]:
-    """What must be true for the prediction to hold."""
+    """Yields what must be true for the prediction to hold."""
     if change.moves_buckets or change.hook or change.world is not None:
         source = "wire.json" if measured_wire else "the recorded ones"
         yield f"collectives of other sizes cost what the line through {source} says"

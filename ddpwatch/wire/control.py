@@ -94,7 +94,7 @@ class ControlSocket:
                 self._unsent = self._unsent[self._socket.send(self._unsent, socket.MSG_NOSIGNAL) :]
 
     def receive(self) -> list[Order | Report]:
-        """What has come. Closes this end once the other one is closed."""
+        """Returns what has come. Closes this end once the other one is closed."""
         with contextlib.suppress(BlockingIOError):
             while data := self._read():
                 self._received += data
@@ -155,7 +155,7 @@ class RestFile:
 
 
 def take_rest(path: Path) -> list[bytes]:
-    """The frames that a rank has left; they are there no longer."""
+    """Returns the frames that a rank has left; they are there no longer."""
     try:
         left = read_regular(path, MOST_BYTES, os.O_NOFOLLOW)
         path.unlink(missing_ok=True)

@@ -52,11 +52,11 @@ class Seal:
         self._secret = secret
 
     def sealed(self, name: str, text: str) -> str:
-        """The text, with its signature in front."""
+        """Returns the text, with its signature in front."""
         return self._mac(name, text) + text if self._secret else text
 
     def opened(self, name: str, entry: str) -> str:
-        """The text of an entry.
+        """Returns the text of an entry.
 
         Raises:
             DdpwatchError: Its signature is missing or wrong.
@@ -74,7 +74,7 @@ class Seal:
 
 
 def seal_of(environment: Mapping[str, str] = os.environ) -> Seal:
-    """The seal with the secret of `SECRET_FILE`.
+    """Returns the seal with the secret of `SECRET_FILE`.
 
     Raises:
         UsageError: The file cannot be read, or is empty.

@@ -367,7 +367,7 @@ class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True, omit_defaul
 
 
 def sends_no_more(message: Bye | Beat) -> bool:
-    """Whether no step of its rank is to come."""
+    """Returns whether no step of its rank is to come."""
     return isinstance(message, Bye) or message.activity == NO_LONGER_WATCHED
 
 
@@ -502,7 +502,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def run_before(named: Mapping[int, str]) -> str:
-    """The run that a job was before, given what the hello of each rank names; empty if none does.
+    """Returns the run that a job was before, given what the hello of each rank names; empty if none does.
 
     That is the one that most ranks name, and of several that of the lowest rank: the same one everywhere.
     """
@@ -538,5 +538,5 @@ def decode(frame: bytes | memoryview) -> Message:
 
 
 def type_name(message: Message) -> str:
-    """The ``type`` a message carries in its frame."""
+    """Returns the ``type`` a message carries in its frame."""
     return str(type(message).__struct_config__.tag)

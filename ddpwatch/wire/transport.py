@@ -68,7 +68,7 @@ class Polled(NamedTuple):
     at_ns: int
 
     def moments(self, source: Socket) -> Iterator[int]:
-        """By when each message from a source was there: to be asked once each is received.
+        """Yields by when each message from a source was there: to be asked once each is received.
 
         The first one was there when the poll ended, as polling reads it.
         """
@@ -96,7 +96,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     frame: bytes
 
     def parts(self, topic: bytes) -> list[bytes]:
-        """The envelope as a multipart message."""
+        """Returns the envelope as a multipart message."""
         return [topic, _HEADER.pack(self.seq, self.received_ns), self.frame]
 
 
@@ -114,7 +114,7 @@ class ReceiveClock:
         self._offset_ns = wall() - steady()
 
     def now_ns(self) -> int:
-        """What time it is, in ns since the Unix epoch."""
+        """Returns what time it is, in ns since the Unix epoch."""
         steady_ns = self._steady()
         self._offset_ns = max(self._offset_ns, self._wall() - steady_ns)
         return steady_ns + self._offset_ns
@@ -161,7 +161,7 @@ def publish(socket: Socket, topic: bytes, batch: Sequence[Envelope], flags: int 
 
 
 def parse_published(parts: list[bytes]) -> tuple[bytes, list[Envelope]] | None:
-    """The topic and envelopes of a published multipart message; None if it is something else."""
+    """Returns the topic and envelopes of a published multipart message; None if it is something else."""
     if len(parts) < 3 or len(parts[1]) != _HEADER.size * (len(parts) - 2):
         return None
     headers = _HEADER.iter_unpack(parts[1])
@@ -195,7 +195,7 @@ def _socket(context: Context, kind: int, **options: Any) -> Socket:
 
 
 def rank_push(context: Context) -> Socket:
-    """A rank's sending socket, still to be connected.
+    """Returns a rank's sending socket, still to be connected.
 
     Queues at most `RANK_QUEUE` frames and hardly delays the process's exit.
     """
@@ -222,7 +222,7 @@ class ConnectionMonitor:
         return self._events
 
     def events(self) -> Iterator[int]:
-        """The events since the last call. Never waits."""
+        """Yields the events since the last call. Never waits."""
         while True:
             try:
                 parts = self._events.recv_multipart(zmq.DONTWAIT)
@@ -237,19 +237,25 @@ class ConnectionMonitor:
 
 
 def collector_pull(context: Context) -> Socket:
-    """The collector's socket for frames from ranks, still to be bound."""
+    """Returns the collector's socket for frames from ranks, still to be bound."""
     return _socket(context, zmq.PULL, RCVHWM=COLLECTOR_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
 
 
 def collector_publish(context: Context, endpoint: str) -> Socket:
-    """The collector's socket for viewers. A viewer that falls behind loses frames; the collector never waits."""
+    """Returns the collector's socket for viewers.
+
+    A viewer that falls behind loses frames; the collector never waits.
+    """
     socket = _socket(context, zmq.XPUB, SNDHWM=VIEWER_QUEUE, LINGER=500, MAXMSGSIZE=4096)
     socket.bind(check_endpoint(endpoint))
     return socket
 
 
 def root_router(context: Context, keys: KeyPair, domain: bytes) -> Socket:
-    """The root's socket for agents of other hosts, still to be bound. Takes only CURVE, and asks ZAP about each key."""
+    """Returns the root's socket for agents of other hosts, still to be bound.
+
+    Takes only CURVE, and asks ZAP about each key.
+    """
     socket = _socket(context, zmq.ROUTER, RCVHWM=NODE_QUEUE, SNDHWM=NODE_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
     options = {"HEARTBEAT_IVL": 2000, "HEARTBEAT_TIMEOUT": 10_000, "BACKLOG": 1024}
     options |= {"HANDSHAKE_IVL": int(1000 * HANDSHAKE_S)}
@@ -263,7 +269,7 @@ def root_router(context: Context, keys: KeyPair, domain: bytes) -> Socket:
 
 
 def agent_dealer(context: Context, endpoint: str, root_key: str, keys: KeyPair) -> Socket:
-    """An agent's socket, which connects to the root and knows its public key.
+    """Returns an agent's socket, which connects to the root and knows its public key.
 
     Raises:
         DdpwatchError: That is no address, or no key.
@@ -284,7 +290,7 @@ def agent_dealer(context: Context, endpoint: str, root_key: str, keys: KeyPair) 
 
 
 def viewer_socket(context: Context, endpoint: str) -> Socket:
-    """A viewer's socket, without subscriptions.
+    """Returns a viewer's socket, without subscriptions.
 
     Raises:
         UsageError: The endpoint is none, or not of this machine.
@@ -300,5 +306,8 @@ def viewer_socket(context: Context, endpoint: str) -> Socket:
 
 
 def viewer_topics(token: bytes, budget_ppm: int = 0) -> list[bytes]:
-    """What a viewer subscribes to, in this order: the live stream, a snapshot under ``token``, a budget above 0."""
+    """Returns what a viewer subscribes to, in this order.
+
+    The live stream, a snapshot under ``token``, a budget above 0.
+    """
     return [LIVE, SNAPSHOT + token, *([WANT + str(budget_ppm).encode()] if budget_ppm else [])]

@@ -210,7 +210,7 @@ class Diagnosis:
         return found
 
     def _is_news(self, late: LateRank) -> bool:
-        """Whether it is not known from another group, or by another figure: what a rank costs counts once.
+        """Returns whether it is not known from another group, or by another figure: what a rank costs counts once.
 
         If it has changed since it became known, or another figure shows that, what is known ends there.
         """
@@ -247,7 +247,7 @@ class Diagnosis:
                         other.release(key[1], late.streak.until)
 
     def _successor(self, key: tuple[_Watch, int], late: LateRank) -> tuple[_Watch, LateRank] | None:
-        """What now is known better, or another figure shows of the rank, if that began no later and goes on."""
+        """Returns what now is known better, or another figure shows of the rank, if that began no later and goes on."""
         over, best = late.streak, None
         for watch in (key[0], *self._groups):
             group = self._groups.get(watch)
@@ -307,7 +307,7 @@ class Diagnosis:
         return because(incident, self._device_cause(late))
 
     def _device_cause(self, late: LateRank) -> DeviceCause | None:
-        """What the rank's devices did meanwhile; looked up again now and then, while it lasts."""
+        """Returns what the rank's devices did meanwhile; looked up again now and then, while it lasts."""
         key = late.streak.rank, late.streak.since
         known = self._causes.get(key)
         if known is None or self._now_ns - known[0] >= LOOK_AGAIN_NS:
@@ -318,14 +318,14 @@ class Diagnosis:
         return known[1]
 
     def incidents(self) -> list[Incident]:
-        """What went wrong so far: errors first, then what costs most."""
+        """Returns what went wrong so far: errors first, then what costs most."""
         found = by_host(self._look().found, self._hosts)
         total = self._ledger.rank_ns + sum(map(_not_in_steps, found))
         found = [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
         return sorted(found, key=lambda incident: (_SEVERITIES.index(incident.severity), -incident.cost_ns))
 
     def _look(self) -> _Look:
-        """What went wrong so far, rank by rank; put together once, until something new comes."""
+        """Returns what went wrong so far, rank by rank; put together once, until something new comes."""
         if self._looked is None:
             late = [self._incident(late) for late in self._late.values()]
             found = [
@@ -340,11 +340,11 @@ class Diagnosis:
         return self._looked
 
     def slowest(self) -> Incident | None:
-        """The late rank that costs most of a step at the moment."""
+        """Returns the late rank that costs most of a step at the moment."""
         return max(self._look().late, key=_gain, default=None)
 
     def lost(self) -> LostTime:
-        """Where the rank-time went so far."""
+        """Returns where the rank-time went so far."""
         ledger, incidents = self._ledger, self._look().found
         rest, waits = Counter(ledger.accounts), ledger.waits.total()
         waiting: Counter[tuple[int, str]] = Counter()
@@ -379,7 +379,7 @@ class _Look(NamedTuple):
 
 
 def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
-    """The ranks that launched a bucket, in ascending order."""
+    """Returns the ranks that launched a bucket, in ascending order."""
     facts, skew = across.all_facts(), across.skew
     peers = next(iter(skew.peers.values()))
     if len(peers) == skew.buckets[key].ranks:
@@ -390,7 +390,7 @@ def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
 
 
 def _not_in_steps(incident: Incident) -> int:
-    """What ranks have waited in a hang that lasts, or since a death: no step shows it yet (ns)."""
+    """Returns what ranks have waited in a hang that lasts, or since a death: no step shows it yet (ns)."""
     return incident.cost_ns if incident.kind in ("hang", "death") and incident.open else 0
 
 

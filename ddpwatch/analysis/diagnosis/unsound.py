@@ -82,6 +82,6 @@ class Unsound:
         return found
 
     def _agreed_after(self, module: int, group: int, epoch: int) -> bool:
-        """Whether all ranks agree on a later layout."""
+        """Returns whether all ranks agree on a later layout."""
         later = [key for key in self._layouts if key[:2] == (module, group) and key[2] > epoch]
         return any(len(self._layouts[key]) == 1 for key in later)

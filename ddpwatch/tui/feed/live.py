@@ -83,7 +83,10 @@ class LiveFeed(ThreadFeed):
                 self._read(run.publish, run.run_id, run)
 
     def _next_run(self) -> RunInfo | Path | None:
-        """The chosen run, or the newest, or once the last one that ended; waits `LIST_RUNS_S` if there is none."""
+        """Returns the chosen run, or the newest, or once the last one that ended.
+
+        Waits `LIST_RUNS_S` if there is none.
+        """
         chosen, self._chosen = self._chosen, None
         if isinstance(chosen, Path):
             self._seen |= {run.run_id for run in self._spec.list_runs()}
@@ -154,7 +157,7 @@ class LiveFeed(ThreadFeed):
         return False
 
     def _has_successor(self, run: RunInfo) -> bool:
-        """Whether this run's collector vanished without a goodbye and another run has started."""
+        """Returns whether this run's collector vanished without a goodbye and another run has started."""
         runs = {other.run_id for other in self._spec.list_runs()} if self._follows_new else set()
         return run.run_id not in runs and bool(runs - self._seen)
 

@@ -23,7 +23,7 @@ class OutputTail:
         self.unfinished = ""
 
     def lines(self) -> list[str]:
-        """The lines completed since the last call. A line of its own reports bytes that were left out."""
+        """Returns the lines completed since the last call. A line of its own reports bytes that were left out."""
         start, block = self._buffer.newest(self._offset)
         left_out, self._offset = start - self._offset, start + len(block)
         if left_out:
@@ -38,6 +38,6 @@ class OutputTail:
 
 
 def _shown(line: bytes) -> str:
-    """A line as a terminal shows it: without escape sequences, a progress bar in its newest state."""
+    """Returns a line as a terminal shows it: without escape sequences, a progress bar in its newest state."""
     text = _ESCAPES.sub("", line.decode("utf-8", "replace"))
     return text.rstrip("\r").rpartition("\r")[2].expandtabs()

@@ -21,10 +21,10 @@ class Playable(Protocol):
         """Receive time of the first and the last frame."""
 
     def seek(self, at_ns: int) -> Iterator[Frame]:
-        """The frames received from that time on, and those needed to understand them."""
+        """Yields the frames received from that time on, and those needed to understand them."""
 
     def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
-        """The time to read from, so that this many steps and seconds before ``at_ns`` are known."""
+        """Returns the time to read from, so that this many steps and seconds before ``at_ns`` are known."""
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
         """When that step was complete, or else the next one (``back``: the one before)."""
@@ -83,7 +83,7 @@ class PlaybackClock:
         return self._take_frames(self.now_ns, limit)
 
     def until(self, at_ns: int, limit: int = BATCH) -> list[Frame]:
-        """The next frames up to that time, due or not. Once none is left, the clock is at that time."""
+        """Returns the next frames up to that time, due or not. Once none is left, the clock is at that time."""
         batch = self._take_frames(at_ns, limit)
         if not batch:
             self.now_ns = at_ns

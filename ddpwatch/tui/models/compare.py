@@ -179,7 +179,7 @@ class LiveSeries:
 
 
 def setups(baseline: Hello | None, run: Hello | None) -> list[tuple[str, str, str]]:
-    """What both ran on, as (what, baseline, run). Of DDP's flags only those that differ."""
+    """Returns what both ran on, as (what, baseline, run). Of DDP's flags only those that differ."""
     a, b = _setup(baseline), _setup(run)
     names = [name for name in dict.fromkeys([*a, *b]) if _is_listed(name, a, b)]
     return [(name, a.get(name, UNKNOWN), b.get(name, UNKNOWN)) for name in names]

@@ -63,7 +63,7 @@ class DeviceLines:
         self._made: dict[DeviceKey, DeviceLine] = {}
 
     def build(self, state: RunState, hosts: HostNames) -> tuple[DeviceLine, ...]:
-        """The lines, GPUs before hosts."""
+        """Returns the lines, GPUs before hosts."""
         ranks = _ranks_by_device(state)
         made = {key: self._line(key, samples, ranks, hosts) for key, samples in state.devices.items() if samples}
         self._made = made
@@ -128,7 +128,7 @@ def _percent(part: float | None, total: float | None) -> float | None:
 
 
 def _by_age(samples: Sequence[Device], read: Callable[[Device], float | None]) -> History:
-    """By whole seconds, so that it changes once a second however often samples come."""
+    """Groups by whole seconds, so that it changes once a second however often samples come."""
     newest = samples[-1].at_ns // 1_000_000_000
     by_age: dict[int, list[float]] = {}
     for sample in reversed(samples):
@@ -145,7 +145,7 @@ def _means(by_age: Mapping[int, Sequence[float]]) -> History:
 
 
 def mean_history(devices: Sequence[DeviceLine]) -> History:
-    """The mean utilisation of several devices by age, oldest first, as (age in s, %)."""
+    """Returns the mean utilisation of several devices by age, oldest first, as (age in s, %)."""
     by_age: dict[int, list[float]] = {}
     for line in devices:
         for age, utilisation in line.history:
@@ -154,7 +154,7 @@ def mean_history(devices: Sequence[DeviceLine]) -> History:
 
 
 def step_shares(ranks: Sequence[RankSummary]) -> StepShares | None:
-    """Where the step of a device's ranks goes.
+    """Returns where the step of a device's ranks goes.
 
     Returns None where completions are not measured, because then waiting looks like computing.
     """

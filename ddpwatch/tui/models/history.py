@@ -44,7 +44,7 @@ class StepHistory:
         self._new: dict[int, tuple[int, HistoryPoint]] = {}
 
     def points(self, steps: Sequence[StepAcrossRanks], ranks: int) -> tuple[HistoryPoint, ...]:
-        """The points of the newest steps that belong into statistics, oldest first.
+        """Returns the points of the newest steps that belong into statistics, oldest first.
 
         Args:
             steps: The steps, oldest first.

@@ -28,12 +28,15 @@ class HostNames:
     _called: Mapping[Host, str]
 
     def of_device(self, device: Device) -> str:
-        """What a device's host is called: by its name alone if no rank is known there, and in older recordings."""
+        """Returns what a device's host is called.
+
+        By its name alone if no rank is known there, and in older recordings.
+        """
         return self._called.get(Host(device.host, device.boot_id), device.host)
 
 
 def host_names(state: RunState) -> HostNames:
-    """What to call the hosts of a run's ranks."""
+    """Returns what to call the hosts of a run's ranks."""
     ranks: dict[Host, list[int]] = {}
     for rank, known in state.ranks.items():
         if known.hello is not None:

@@ -33,7 +33,7 @@ class HostLine:
 
 
 def host_lines(model: Overview) -> list[HostLine]:
-    """The hosts: costliest first, then those that are unseen, then by their lowest ranks."""
+    """Returns the hosts: costliest first, then those that are unseen, then by their lowest ranks."""
     ranks: dict[str, list[int]] = {}
     for rank, host in sorted(model.hosts.items()):
         ranks.setdefault(host, []).append(rank)

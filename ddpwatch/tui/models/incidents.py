@@ -38,7 +38,7 @@ class Diagnosed:
 
 
 def struck(incident: Incident, newest: int) -> Sequence[int]:
-    """The steps that an incident struck, as far as that is known.
+    """Returns the steps that an incident struck, as far as that is known.
 
     Args:
         incident: The incident.
@@ -58,7 +58,10 @@ def struck(incident: Incident, newest: int) -> Sequence[int]:
 
 
 def strip(incidents: Sequence[Incident], steps: Sequence[int]) -> list[Incident | None]:
-    """The worst incident in each of the given steps, which are in ascending order: a rank's before those of all."""
+    """Returns the worst incident in each of the given steps, which are in ascending order.
+
+    A rank's before those of all.
+    """
     found: list[Incident | None] = [None] * len(steps)
     if not steps:
         return found
@@ -87,7 +90,7 @@ class ListedIncident:
 
 
 def incident_rows(found: Diagnosed, position: int | None, names: LayerNames) -> list[ListedIncident]:
-    """The rows of the list, worst first.
+    """Returns the rows of the list, worst first.
 
     Args:
         found: The incidents.
@@ -106,7 +109,7 @@ def _layer(incident: Incident, names: LayerNames) -> str:
 
 
 def _when(incident: Incident, position: int | None) -> str:
-    """Whether it lasts; at a position in a recording, whether it lasted then."""
+    """Returns whether it lasts; at a position in a recording, whether it lasted then."""
     if position is None or incident.since_step is None:
         return "now" if incident.open else "over"
     first, last = _positions(incident, incident.since_step)
@@ -116,7 +119,10 @@ def _when(incident: Incident, position: int | None) -> str:
 
 
 def covers(incident: Incident, position: int) -> bool:
-    """Whether it had started, and was not over, when ``position`` was the newest step. A death is never over."""
+    """Returns whether it had started, and was not over, when ``position`` was the newest step.
+
+    A death is never over.
+    """
     if incident.since_step is None:
         return False
     first, last = _positions(incident, incident.since_step)
@@ -124,7 +130,7 @@ def covers(incident: Incident, position: int) -> bool:
 
 
 def _positions(incident: Incident, since: int) -> tuple[int, int]:
-    """The newest steps when it starts and when it is over."""
+    """Returns the newest steps when it starts and when it is over."""
     last = since if incident.until_step is None else incident.until_step
     if incident.kind == "death":
         return since - 1, since - 1  # its step does not end

@@ -69,7 +69,7 @@ class Lane:
         return flights(self.step, self.across.facts_of(self.rank), self.across.skew)
 
     def on_axis(self, clock_ns: int) -> int:
-        """A time of the rank's clock on the common axis."""
+        """Returns a time of the rank's clock on the common axis."""
         return self.offset_ns + clock_ns - self.step.start_ns
 
     def waits_for(self, phase: str) -> str:
@@ -78,7 +78,7 @@ class Lane:
         return f"waits for {awaited}" if awaited else ""
 
     def stretches(self) -> list[tuple[str, int, int]]:
-        """The waits for data inside the step, then its spans, as (phase, start, end) from the step's start."""
+        """Returns the waits for data inside the step, then its spans, as (phase, start, end) from the step's start."""
         return named_stretches(self.step)
 
     @cached_property
@@ -95,7 +95,7 @@ class Lane:
         ]
 
     def stacked(self) -> list[list[Bar]]:
-        """The bars on the fewest rows on which none covers another, in launch order."""
+        """Returns the bars on the fewest rows on which none covers another, in launch order."""
         rows: list[list[Bar]] = []
         for bar in self.bars:
             free = next((row for row in rows if row[-1].end is None or row[-1].end <= bar.start), None)
@@ -137,7 +137,7 @@ class Lanes(Sequence[Lane]):
         return self.of(self.ranks[index])
 
     def of(self, rank: int) -> Lane:
-        """A rank's lane."""
+        """Returns a rank's lane."""
         if rank not in self._made:
             own = self._step.ranks[rank]
             offset = 0 if self._origin_ns is None else self._step.start_of(rank) - self._origin_ns
@@ -147,7 +147,7 @@ class Lanes(Sequence[Lane]):
 
 
 def picked(ranks: Sequence[int], named: Sequence[int], peers: Sequence[int], room: int) -> list[int]:
-    """Of more ranks than there is room for, those worth a look; empty if none is named.
+    """Picks, of more ranks than there is room for, those worth a look; empty if none is named.
 
     The named ones come first, then, evenly spaced, those that they are compared with, and others if there is room.
 
@@ -182,7 +182,7 @@ def marks_by_rank(marks: Iterable[Mark]) -> MarksByRank:
 
 
 def in_step(mark: Mark, step: Step) -> bool:
-    """Whether a mark and a step of the same rank overlap."""
+    """Returns whether a mark and a step of the same rank overlap."""
     end_ns = mark.start_ns if mark.end_ns is None else mark.end_ns
     return end_ns >= step.start_ns and mark.start_ns < step.start_ns + step.duration_ns
 

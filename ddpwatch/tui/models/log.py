@@ -59,7 +59,7 @@ class RunLog:
         self.lines.append(line)
 
     def newest(self, count: int) -> list[LogLine]:
-        """The newest lines kept, at most that many, oldest first."""
+        """Returns the newest lines kept, at most that many, oldest first."""
         return list(self.lines)[-count:] if count > 0 else []
 
     def take_message(self, message: Message, at_ns: int) -> None:
@@ -162,7 +162,7 @@ class JobOutput:
 
 
 def style_of(incident: Incident) -> str:
-    """The style of an incident: what ends a run, or names a rank, is bad."""
+    """Returns the style of an incident: what ends a run, or names a rank, is bad."""
     if incident.severity == "info":
         return "dim"
     return "bad" if incident.severity == "error" or incident.kind in _BLAMES else "warn"
@@ -175,7 +175,7 @@ def _incident(news: News, at_ns: int) -> LogLine:
 
 
 def mark_duration(mark: Mark) -> str:
-    """A mark's duration, to follow its name; empty for a moment."""
+    """Returns a mark's duration, to follow its name; empty for a moment."""
     return "" if mark.end_ns is None else f", {ms(mark.end_ns - mark.start_ns)} ms"
 
 

@@ -185,7 +185,7 @@ class RankLines(Sequence[RankLine]):
         return self.of(self.ranks[index])
 
     def of(self, rank: int) -> RankLine:
-        """A rank's line."""
+        """Returns a rank's line."""
         if rank not in self._made:
             known = self._state.ranks[rank]
             status = rank_status(self._state, known, rank in self._stuck)
@@ -212,7 +212,7 @@ class OverviewBuilder:
     def build(
         self, state: RunState, link: LinkState, filter_text: str = "", whole: Diagnosed | None = None
     ) -> Overview:
-        """The present overview, of the ranks that the filter selects; its lanes are the step to show.
+        """Returns the present overview, of the ranks that the filter selects; its lanes are the step to show.
 
         ``whole`` is the diagnosis of the whole recording, if there is one: what ranks cost in it orders the worst.
         """
@@ -256,12 +256,12 @@ class OverviewBuilder:
         )
 
     def due(self, state: RunState) -> bool:
-        """Whether the diagnosis has to be looked at again, by the state's clock."""
+        """Returns whether the diagnosis has to be looked at again, by the state's clock."""
         _, at_ns, end = self._diagnosed_at
         return not 0 <= state.now_ns - at_ns < SUMMARY_NS or end is not _last_end(state)
 
     def diagnosis(self, state: RunState, at_rest: bool = False) -> Diagnosed:
-        """What is wrong with the run so far, renewed like the summary."""
+        """Returns what is wrong with the run so far, renewed like the summary."""
         version = self._diagnosed_at[0]
         if version != state.version and (at_rest or self.due(state) or state.finished_steps < ENOUGH_STEPS):
             found = state.diagnosis
@@ -270,7 +270,7 @@ class OverviewBuilder:
         return self._diagnosed
 
     def lanes(self, step: StepAcrossRanks, state: RunState, filter_text: str = "") -> StepLanes:
-        """A step's lanes, with at least as many comm rows as any step before it had."""
+        """Returns a step's lanes, with at least as many comm rows as any step before it had."""
         shown = set(filtered(state, step.members, filter_text)) if filter_text else None
         lanes = step_lanes(step, state.ranks, self._comm_rows, shown, state.marks)
         self._comm_rows = lanes.comm_rows
@@ -289,12 +289,12 @@ class OverviewBuilder:
 
 
 def _last_end(state: RunState) -> Bye | None:
-    """The end of the run, or of the last rank that ended: what it caused is shown at once."""
+    """Returns the end of the run, or of the last rank that ended: what it caused is shown at once."""
     return state.end or (state.ends[-1] if state.ends else None)
 
 
 def _groups(state: RunState) -> dict[int, tuple[int, ...]]:
-    """The process groups of each rank; empty if there is only one."""
+    """Returns the process groups of each rank; empty if there is only one."""
     known = sorted(state.groups.known(), key=lambda group: group.ranks)
     if len(known) < 2:
         return {}
@@ -312,7 +312,10 @@ def filtered(state: RunState, ranks: Iterable[int], filter_text: str) -> list[in
 
 
 def step_to_show(state: RunState) -> StepAcrossRanks | None:
-    """The step to show while the user has chosen none: the newest with timed collectives, unless that is long ago."""
+    """Returns the step to show while the user has chosen none.
+
+    The newest with timed collectives, unless that is long ago.
+    """
     newest = state.newest_step()
     if newest is None or newest.timed:
         return newest
@@ -321,12 +324,12 @@ def step_to_show(state: RunState) -> StepAcrossRanks | None:
 
 
 def paused_overview(frozen: Overview, now: Overview, lanes: StepLanes | None) -> Overview:
-    """The overview as it was when the pause began, with another step's lanes and the header's present counters."""
+    """Returns the overview as it was at the pause, with another step's lanes and the header's present counters."""
     return replace(frozen, link=now.link, newest_step=now.newest_step, end=now.end, lanes=lanes or frozen.lanes)
 
 
 def _worst(state: RunState, lines: RankLines, named: Sequence[int], cost: Mapping[int, int]) -> tuple[RankLine, ...]:
-    """The ranks that the verdict names, those of which nothing comes or that failed, and those waited for."""
+    """Returns the ranks that the verdict names, those of which nothing comes or that failed, and those waited for."""
     order = [*sorted(named, key=lambda rank: -cost.get(rank, 0)), *filter(partial(_troubled, state), lines.ranks)]
     order += sorted(cost, key=lambda rank: -cost[rank])
     shown = set(lines.ranks)
@@ -364,7 +367,7 @@ def _rank_line(rank: RankState, host: str, status: tuple[str, str], summary: Sum
 
 
 def rank_status(state: RunState, rank: RankState, stuck: bool = False) -> tuple[str, str]:
-    """What a rank is doing, as a text and its style; ``stuck`` if it holds up the others."""
+    """Returns what a rank is doing, as a text and its style; ``stuck`` if it holds up the others."""
     status = state.status_of(rank.rank)
     if rank.bye is not None:
         return end_text(rank.bye)
@@ -394,7 +397,7 @@ def _place(beat: Beat) -> str:
 
 
 def end_text(bye: Bye) -> tuple[str, str]:
-    """How a rank ended, as a text and its style."""
+    """Returns how a rank ended, as a text and its style."""
     if bye.reason == "finished":
         return "ended: finished", "dim"
     how = f"killed {bye.detail}" if bye.reason == "killed" else bye.reason

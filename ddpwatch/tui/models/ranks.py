@@ -112,7 +112,7 @@ class HeatMaps:
 
 
 def with_diagnosis(heat: HeatMap, overview: Overview) -> HeatMap:
-    """The heatmap with the incidents in its steps, what its rows cost, their process groups and their hosts."""
+    """Returns the heatmap with the incidents in its steps, what its rows cost, their process groups and their hosts."""
     found = overview.diagnosed
     cost = found.waited_for
     groups = [_groups_named(overview.groups.get(row[0], ())) for row in heat.groups] if overview.groups else []
@@ -135,7 +135,7 @@ def _hosts_named(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
 
 
 def _short(host: str) -> str:
-    """A host's name without its domain; an address as it is."""
+    """Returns a host's name without its domain; an address as it is."""
     called, gap, ranks = host.partition(" ")
     name = called.partition(".")[0]
     return host if name.isdecimal() else f"{name}{gap}{ranks}"
@@ -156,7 +156,7 @@ def _groups_named(ids: Sequence[int]) -> str:
 def costliest_first(
     groups: Sequence[Sequence[int]], cost: Mapping[int, int], unseen: frozenset[int] = frozenset()
 ) -> list[Sequence[int]]:
-    """The rows by what their ranks cost; of those that cost nothing, first those with ranks that are unseen."""
+    """Returns the rows by what their ranks cost; of those that cost nothing, first those with ranks that are unseen."""
     return sorted(groups, key=lambda row: (-sum(cost.get(rank, 0) for rank in row), unseen.isdisjoint(row)))
 
 

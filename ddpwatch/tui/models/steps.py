@@ -8,5 +8,5 @@ SLOW_STEP = 1.5  # times the median: a step worth jumping to
 
 
 def is_slow(step: StepAcrossRanks, median_ns: float | None) -> bool:
-    """Whether a step that belongs in statistics took more than `SLOW_STEP` times the median."""
+    """Returns whether a step that belongs in statistics took more than `SLOW_STEP` times the median."""
     return bool(median_ns) and step.counted and step.longest_ns > SLOW_STEP * (median_ns or 0)

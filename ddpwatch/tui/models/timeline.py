@@ -28,7 +28,7 @@ class Window:
 
     @classmethod
     def all_of(cls, axis_ns: int) -> Window:
-        """The complete axis."""
+        """Returns the complete axis."""
         return cls(0, max(axis_ns, 1), max(axis_ns, 1))
 
     @property
@@ -37,7 +37,10 @@ class Window:
         return self.length_ns < self.axis_ns
 
     def fitted(self, axis_ns: int) -> Window:
-        """The same window on another step: the complete axis, or the same stretch as far as the axis reaches."""
+        """Returns the same window on another step.
+
+        The complete axis, or the same stretch as far as the axis reaches.
+        """
         if not self.zoomed:
             return Window.all_of(axis_ns)
         return replace(self, axis_ns=max(axis_ns, 1))._clamped()
@@ -84,7 +87,7 @@ class Timeline:
     title: str
 
     def lanes_of(self, rank: int) -> list[Lane]:
-        """A rank's lane in each of the steps."""
+        """Returns a rank's lane in each of the steps."""
         return [lanes.of(rank) for lanes, step in zip(self.lanes, self.steps, strict=True) if rank in step.members]
 
 
@@ -100,7 +103,7 @@ def timeline_of_step(step: StepAcrossRanks, lanes: StepLanes) -> Timeline:
 def timeline_of_seconds(
     steps: Sequence[StepAcrossRanks], seconds: float, ranks: Sequence[int], comm_rows: int, marks: Iterable[Mark] = ()
 ) -> Timeline:
-    """The last seconds of the given steps (oldest first, not empty)."""
+    """Returns the last seconds of the given steps (oldest first, not empty)."""
     end_ns = steps[-1].end_ns
     since_ns = end_ns - int(seconds * 1e9)
     shown = tuple(step for step in steps if step.end_ns > since_ns and step.comparable) or (steps[-1],)
@@ -141,7 +144,7 @@ class _BucketAtCursor:
 
 
 def inspect(timeline: Timeline, cursor: Cursor, names: LayerNames) -> Inspection:
-    """The exact values at the cursor."""
+    """Returns the exact values at the cursor."""
     if cursor.rank is None:
         return Inspection()
     at = cursor.at_ns
@@ -187,7 +190,7 @@ def _phase(lane: Lane, at: int) -> list[Field]:
 
 
 def _hook(lane: Lane, at: int, names: LayerNames) -> list[Field]:
-    """The newest hook fire."""
+    """Returns the newest hook fire."""
     inside = at - lane.offset_ns
     fired = [(ns, param) for param, ns in zip(lane.step.hook_param, lane.step.hook_ns, strict=True) if ns <= inside]
     if not fired:
@@ -228,7 +231,7 @@ def _bucket(found: _BucketAtCursor) -> list[Field]:
 
 
 def _waited(found: _BucketAtCursor) -> Field:
-    """How long this rank's bucket waited for the last rank's launch, and which rank that was."""
+    """Returns how long this rank's bucket waited for the last rank's launch, and which rank that was."""
     facts = found.step.facts_of(found.lane.rank)
     skew = found.step.skew.buckets.get(facts.keys[found.bar.position])
     waited = 0 if skew is None else skew.last - facts.launch[found.bar.position]
@@ -239,7 +242,7 @@ def _waited(found: _BucketAtCursor) -> Field:
 
 
 def _exposed_wait(found: _BucketAtCursor) -> str:
-    """How much of the bucket's exposed time it waited for another rank."""
+    """Returns how much of the bucket's exposed time it waited for another rank."""
     flight = found.lane.flights[found.bar.position]
     if flight is None or not flight.wait_ns:
         return ""

@@ -47,7 +47,10 @@ def verdict_facts(incident: Incident | None, state: RunState, hosts: HostNames) 
 
 
 def of_whole(facts: VerdictFacts, found: Diagnosed, newest: int | None, state: RunState) -> VerdictFacts:
-    """The facts with what a whole recording has of the incident: after a jump, the state has only a part of it."""
+    """Returns the facts with what a whole recording has of the incident.
+
+    After a jump, the state has only a part of it.
+    """
     incident = None
     if facts.incident is not None and found.whole and newest is not None:
         key = facts.incident.kind, facts.incident.ranks
@@ -74,7 +77,10 @@ def standstill_ns(incidents: Iterable[Incident], state: RunState) -> int | None:
 
 
 def _without_step_ns(rank: RankState, now_ns: int) -> int | None:
-    """How long ago a rank finished its newest step, by its own clock up to its newest frame; None if not known."""
+    """Returns how long ago a rank finished its newest step, by its own clock up to its newest frame.
+
+    None if not known.
+    """
     beat, step = rank.beat, rank.last_step
     if beat is None or step is None:
         return None
@@ -82,6 +88,6 @@ def _without_step_ns(rank: RankState, now_ns: int) -> int | None:
 
 
 def stuck_ranks(incidents: Iterable[Incident]) -> frozenset[int]:
-    """The ranks that hold up others at the moment."""
+    """Returns the ranks that hold up others at the moment."""
     hangs = (incident for incident in incidents if incident.kind == "hang" and incident.open)
     return frozenset(rank for incident in hangs for rank in incident.ranks)

@@ -96,7 +96,7 @@ class Answer:
         return min(found, key=lambda scenario: scenario.prediction.step_ms, default=None)
 
     def index_of(self, change: str | None) -> int:
-        """The place of a change among the scenarios; that of the best one, or the first, if it is not there."""
+        """Returns the place of a change among the scenarios; that of the best one, or the first, if it is not there."""
         names = [scenario.prediction.change for scenario in self.scenarios]
         if change in names:
             return names.index(change)

@@ -53,7 +53,7 @@ class WholeRecording:
         return self.result.whole
 
     def places(self) -> list[int]:
-        """The steps worth a look, in order: where an incident starts, and unusual ones."""
+        """Returns the steps worth a look, in order: where an incident starts, and unusual ones."""
         since = (incident.since_step for incident in self.result.incidents)
         return sorted({*self.unusual, *(step for step in since if step is not None)})
 

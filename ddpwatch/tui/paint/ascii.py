@@ -17,7 +17,7 @@ _GLYPHS = {
 
 @lru_cache(maxsize=4096)
 def ascii_text(text: str) -> str:
-    """The text in ASCII, of the same width."""
+    """Returns the text in ASCII, of the same width."""
     return text if text.isascii() else "".join(_char(char) for char in text)
 
 

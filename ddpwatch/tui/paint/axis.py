@@ -32,19 +32,19 @@ class Axis:
         return self.length_ns / self.width / 2
 
     def cell(self, ns: float) -> int:
-        """The cell boundary nearest to a time."""
+        """Returns the cell boundary nearest to a time."""
         return self.left + round((ns - self.start_ns) * (self.width / self.length_ns))
 
     def time(self, cell: int) -> int:
-        """The time in the middle of a cell."""
+        """Returns the time in the middle of a cell."""
         return self.start_ns + int((cell - self.left + 0.5) * self.length_ns / self.width)
 
     def sees(self, start: float, end: float) -> bool:
-        """Whether any part of [start, end] lies on the axis."""
+        """Returns whether any part of [start, end] lies on the axis."""
         return start < self.start_ns + self.length_ns and end >= self.start_ns
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The cells of [start, end): at least one, none beyond the axis."""
+        """Returns the cells of [start, end): at least one, none beyond the axis."""
         scale, right = self.width / self.length_ns, self.right
         first = self.left + round((start - self.start_ns) * scale)
         first = self.left if first < self.left else right - 1 if first >= right else first
@@ -52,7 +52,7 @@ class Axis:
         return first, right if last > right else first + 1 if last <= first else last
 
     def parts(self, offset_ns: int, flights: Sequence[tuple[int, Flight | None]]) -> list[Parts]:
-        """The cells of those collectives that are on the axis; their times count from ``offset_ns``."""
+        """Returns the cells of those collectives that are on the axis; their times count from ``offset_ns``."""
         scale, shift, left, right = self.width / self.length_ns, offset_ns - self.start_ns, self.left, self.right
         found, least_ns = [], self.least_ns
         for number, flight in flights:
@@ -70,7 +70,7 @@ class Axis:
         return found
 
     def half_cell(self, ns: int) -> int:
-        """The half cell that holds a time, counted from the left."""
+        """Returns the half cell that holds a time, counted from the left."""
         return min(max(int(2 * (ns - self.start_ns) * self.width / self.length_ns), 0), 2 * self.width - 1)
 
 
@@ -88,7 +88,7 @@ def paint_axis(canvas: Canvas, axis: Axis, y: int) -> None:
 
 
 def nice_step(length: float, ticks: int) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that gives at most that many ticks."""
+    """Returns the smallest of 1, 2, 5 times a power of ten that gives at most that many ticks."""
     size = 10.0**-6
     while True:
         for factor in (1, 2, 5):

@@ -48,7 +48,7 @@ GROUP_COLUMN: GridColumn[BucketSummary] = GridColumn(
 
 
 def _columns(rows: Sequence[BucketSummary]) -> tuple[GridColumn[BucketSummary], ...]:
-    """The columns; with FSDP2, a parameter group takes the place of a bucket."""
+    """Returns the columns; with FSDP2, a parameter group takes the place of a bucket."""
     return (GROUP_COLUMN, *COLUMNS[1:]) if any(row.use for row in rows) else COLUMNS
 
 
@@ -74,7 +74,7 @@ def paint_buckets(
     selected: int,
     sorted_by: str,
 ) -> list[Row]:
-    """The table, its bars (launch to done over the backward, exposed hatched), the selected bucket's first parameter.
+    """Paints the table, its bars (launch to done over the backward) and the selected bucket's first parameter.
 
     Args:
         rows: The buckets, sorted.

@@ -59,19 +59,19 @@ class Canvas:
             self._styles[y][x:last] = styles[: last - x]
 
     def style_at(self, x: int, y: int) -> str:
-        """The style of a cell; empty outside."""
+        """Returns the style of a cell; empty outside."""
         return self._styles[y][x] if 0 <= y < self.height and 0 <= x < self.width else ""
 
     def char_at(self, x: int, y: int) -> str:
-        """The character of a cell; empty outside."""
+        """Returns the character of a cell; empty outside."""
         return self._chars[y][x] if 0 <= y < self.height and 0 <= x < self.width else ""
 
     def styles(self) -> set[str]:
-        """The styles of all cells."""
+        """Returns the styles of all cells."""
         return set().union(*self._styles)
 
     def rows(self) -> list[Row]:
-        """The rows, each of exactly ``width`` cells."""
+        """Returns the rows, each of exactly ``width`` cells."""
         return [_runs(chars, styles) for chars, styles in zip(self._chars, self._styles, strict=True)]
 
     def _put_wide(self, x: int, y: int, text: str, style: str | None) -> int:
@@ -109,5 +109,5 @@ def _runs(chars: list[str], styles: list[str]) -> Row:
 
 
 def plain(rows: Iterable[Row]) -> list[str]:
-    """The rows as plain text, trailing blanks cut."""
+    """Returns the rows as plain text, trailing blanks cut."""
     return ["".join(text for text, _ in row).rstrip() for row in rows]

@@ -23,7 +23,7 @@ def paint_chart(canvas: Canvas, points: History, box: tuple[int, int, int, int])
 
 @lru_cache(maxsize=16)
 def chart_rows(points: History, width: int, height: int) -> list[Row]:
-    """The chart's lines; curve and axes differ in style."""
+    """Returns the chart's lines; curve and axes differ in style."""
     return [
         [(text, "chart" if _is_curve(text[0]) else "dim") for text in _RUNS.findall(line)]
         for line in chart(points, width, height)
@@ -35,7 +35,7 @@ def _is_curve(char: str) -> bool:
 
 
 def chart(points: Sequence[tuple[int, float]], width: int, height: int) -> list[str]:
-    """The chart's lines as text."""
+    """Returns the chart's lines as text."""
     import plotext  # slow to import, and not needed for the first paint
 
     oldest = points[0][0] if points else 0

@@ -38,7 +38,10 @@ _HALF_LOOKS = {
 
 
 def centred(first: int, last: int, texts: Sequence[str]) -> tuple[int, str]:
-    """The first of the texts that leaves a cell of bar on both sides, and where it starts; empty if none does."""
+    """Returns the first of the texts that leaves a cell of bar on both sides, and where it starts.
+
+    Empty if none does.
+    """
     for text in texts:
         if len(text) + 2 <= last - first:
             return first + (last - first - len(text)) // 2, text
@@ -46,7 +49,7 @@ def centred(first: int, last: int, texts: Sequence[str]) -> tuple[int, str]:
 
 
 def _codes(lane: Lane, parts: Sequence[Parts], axis: Axis, span: Interval) -> list[int]:
-    """What buckets show on the cells of ``span``."""
+    """Returns what buckets show on the cells of ``span``."""
     left, right = span
     found = [0] * (right - left)
     if any(first < left or last > right for _, first, _, last in parts):
@@ -149,7 +152,7 @@ def paint_halves(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
 
 
 def _compute(lane: Lane, axis: Axis, span: Interval) -> list[str]:
-    """What the training thread does on the cells of ``span``."""
+    """Returns what the training thread does on the cells of ``span``."""
     found, offset = ["idle"] * (span[1] - span[0]), lane.offset_ns
     for phase, start, end in lane.stretches():
         if start < end and phase in PHASES and axis.sees(offset + start, offset + end):

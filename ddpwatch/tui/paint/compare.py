@@ -23,7 +23,7 @@ _MARK_UP, _MARK_DOWN = "▲", "▼"
 
 
 def paint_compare(model: CompareModel, width: int, height: int) -> list[Row]:
-    """The body: as many of the parts as fit."""
+    """Returns the body: as many of the parts as fit."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     canvas.put(1, 0, shorten(_title(model), width - 2), "heading-strong")
@@ -126,7 +126,7 @@ def _signed(key: str, value: float | None) -> str:
 
 
 def _paint_bars(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
-    """Where a step goes, both to the same scale."""
+    """Returns where a step goes, both to the same scale."""
     rows = [(name, result.baseline["phases_ms_p50"]), (THIS_RUN, result.run["phases_ms_p50"])]
     longest = max(sum(value or 0.0 for value in phases.values()) for _, phases in rows)
     if y + len(rows) > canvas.height or not longest:
@@ -150,7 +150,7 @@ _LABELLED = ("data-label", "forward-label", "backward-label", "optimizer-label",
 
 
 def _paint_setups(canvas: Canvas, setups: Sequence[tuple[str, str, str]], name: str, y: int) -> int:
-    """What both ran on; a difference there may explain everything."""
+    """Returns what both ran on; a difference there may explain everything."""
     if y + 1 >= canvas.height:
         return y
     canvas.fill(0, canvas.width, y, " ", "heading")
@@ -166,7 +166,7 @@ def _paint_setups(canvas: Canvas, setups: Sequence[tuple[str, str, str]], name: 
 
 
 def _paint_steps(canvas: Canvas, result: Comparison, name: str, y: int) -> None:
-    """The newest steps of both, one column each, to the same scale."""
+    """Paints the newest steps of both, one column each, to the same scale."""
     tall = min((canvas.height - y - 1) // 2, _MOST_CHART_ROWS)
     room = canvas.width - _GUTTER - 1
     if tall < _LEAST_CHART_ROWS or room < 1:

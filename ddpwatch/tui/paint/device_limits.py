@@ -16,7 +16,10 @@ from ddpwatch.wire.messages import Device
 
 
 def limit_fields(device: Device, traffic: bool = True) -> list[Field]:
-    """The figures that are known; none if the machine offers none. Without ``traffic``, no host's network rates."""
+    """Returns the figures that are known.
+
+    None if the machine offers none. Without ``traffic``, no host's network rates.
+    """
     return _gpu(device) if device.kind == "cuda" else _host(device, traffic)
 
 

@@ -68,7 +68,7 @@ def _figures(device: Device) -> list[Field]:
 
 
 def meter(percent: float | None, width: int) -> Row:
-    """A bar over that many percent of the width; a dotted line if it is not known."""
+    """Returns a bar over that many percent of the width; a dotted line if it is not known."""
     if percent is None:
         return [("┄" * max(width, 0), "faint")]
     filled = min(max(round(percent * width / 100), 0), width)
@@ -137,12 +137,12 @@ def _paint_panel_chart(canvas: Canvas, devices: Sequence[DeviceLine], box: tuple
 
 
 def cards_that_fit(width: int, height: int) -> int:
-    """How many cards of full height fit on a body of that size."""
+    """Returns how many cards of full height fit on a body of that size."""
     return max((height - 1 - (0 if width >= _WIDE else 2 * _LEAST_CHART)) // _CARD_ROWS, 1)
 
 
 def card_rows(devices: int, width: int, height: int) -> tuple[int, int]:
-    """The rows of a card, and how many cards fit: if not all do at full height, each is one row."""
+    """Returns the rows of a card, and how many cards fit: if not all do at full height, each is one row."""
     fitting = cards_that_fit(width, height)
     if devices <= fitting:
         return _CARD_ROWS, fitting
@@ -182,7 +182,7 @@ def paint_devices(
 
 
 def _paint_line(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: bool) -> None:
-    """What matters most of a card: how busy the device is, how much of that is waiting, and what limits it."""
+    """Paints what matters most of a card: how busy the device is, how much of that is waiting, and its limits."""
     canvas.put(0, y, "▶" if selected else " ", "warn")
     name, busy, *figures = device_fields(card.line)
     limits = [field for field in limit_fields(card.line.device) if field.style == "warn"]

@@ -38,7 +38,7 @@ REPLAY_KEYS = (("+ -", "speed"), ("< >", "5 s"), ("O", "loop"), (".", "to the en
 
 
 def paint_header(model: Overview, width: int, height: int = 2) -> list[Row]:
-    """The run's identity and state on the first line, the figures that matter most on the second."""
+    """Returns the run's identity and state on the first line, the figures that matter most on the second."""
     canvas = Canvas(width, height)
     for y in range(canvas.height):
         canvas.fill(0, width, y, " ", "heading")
@@ -53,12 +53,12 @@ def paint_header(model: Overview, width: int, height: int = 2) -> list[Row]:
 
 
 def _headed(runs: Row) -> Row:
-    """The same texts on the header's background."""
+    """Returns the same texts on the header's background."""
     return [(text, "heading" if style == "text" else f"heading-{style}") for text, style in runs]
 
 
 def badge_of(model: Overview) -> tuple[str, str]:
-    """The state of the feed in a word or two, and its style."""
+    """Returns the state of the feed in a word or two, and its style."""
     link = model.link
     if link.link is Link.REPLAY:
         speed = f"{link.speed:g}×"
@@ -86,14 +86,14 @@ def _ended_badge(model: Overview) -> tuple[str, str]:
 
 
 def _last_run_badge(model: Overview, minutes: int) -> tuple[str, str]:
-    """A run that had ended before the dashboard started."""
+    """Returns a run that had ended before the dashboard started."""
     how = "ended" if model.end is None or model.end.reason == "finished" else model.end.reason
     when = "just now" if minutes < 1 else f"{minutes} min ago" if minutes < 120 else f"{minutes // 60} h ago"
     return f"LAST RUN, {how} {when}", "badge-bad" if how != "ended" else "badge-ended"
 
 
 def step_text(model: Overview) -> str:
-    """The newest step; during a pause the step shown, too."""
+    """Returns the newest step; during a pause the step shown, too."""
     if model.newest_step is None:
         return ""
     if not model.link.paused:
@@ -103,7 +103,7 @@ def step_text(model: Overview) -> str:
 
 
 def _crowded(model: Overview, width: int) -> str:
-    """The first line's right end on a screen whose second line has no room for all figures."""
+    """Returns the first line's right end on a screen whose second line has no room for all figures."""
     room = min(width - len(step_text(model)) - 48, 21)  # 21: in short
     extra = fit(_health(model), room) if room > len("drops 99") else []
     return "".join(text for text, _ in extra) + "  " + step_text(model)
@@ -150,7 +150,7 @@ def _torch(torch: str) -> Field:
 
 
 def _restarts(model: Overview) -> Field:
-    """How often the collector was started again, and what that cost."""
+    """Returns how often the collector was started again, and what that cost."""
     restarts = 0 if model.status is None else model.status.restarts
     if not restarts:
         return Field("", "", 5)
@@ -159,7 +159,7 @@ def _restarts(model: Overview) -> Field:
 
 
 def _position(link: LinkState) -> Field:
-    """A replay's position and length."""
+    """Returns a replay's position and length."""
     text = f"{duration_text(link.position_s)}/{duration_text(link.length_s)}{' loop' if link.loop else ''}"
     return Field(text, text, 0)
 
@@ -171,7 +171,7 @@ def _filtered(model: Overview) -> Field:
 
 
 def _recording(model: Overview) -> Field:
-    """The recording's size, or its error."""
+    """Returns the recording's size, or its error."""
     status = model.status
     if status is None or not status.recording:
         return Field("", "", 5)
@@ -189,7 +189,7 @@ def _plain(text: str, priority: int) -> Field:
 
 
 def _figures_line(model: Overview, width: int) -> Row:
-    """The figures, with sparklines as long as there is room for; own cost gives way to them."""
+    """Returns the figures, with sparklines as long as there is room for; own cost gives way to them."""
     room = max(width - 2, 0)
     for cells in SPARK_CELLS:
         fields = _figures(model, width, cells)
@@ -225,13 +225,13 @@ def _standstill(ns: int) -> Field:
 
 
 def _health(model: Overview) -> list[Field]:
-    """The cost of watching, and the frames lost."""
+    """Returns the cost of watching, and the frames lost."""
     drops = f"drops {model.dropped}" if model.ranks else f"drops {UNKNOWN}"
     return [Field(drops, drops, 4, "bad" if model.dropped else "text"), _cost(model)]
 
 
 def _sampling(model: Overview) -> Field:
-    """How many of the newest steps are full, and what that may cost while somebody looks."""
+    """Returns how many of the newest steps are full, and what that may cost while somebody looks."""
     full, steps = model.newest_full
     if not steps:
         return Field("", "", 2)
@@ -241,7 +241,7 @@ def _sampling(model: Overview) -> Field:
 
 
 def _cost(model: Overview) -> Field:
-    """The cost by comparison with unwatched steps, or the probe's own cost until that is known."""
+    """Returns the cost by comparison with unwatched steps, or the probe's own cost until that is known."""
     cost, own = model.cost, model.summary.cost
     if cost is None:
         return Field(f"own cost {percent(own, 2)}", f"own {percent(own, 1)}", 5)
@@ -250,7 +250,7 @@ def _cost(model: Overview) -> Field:
 
 
 def _spark(values: Sequence[float | None], cells: int, top: float | None = None) -> str:
-    """The newest known values, one cell each; a median value is three quarters high."""
+    """Returns the newest known values, one cell each; a median value is three quarters high."""
     known = [value for value in values if value is not None][-cells:] if cells else []
     return sparkline(known, cells, top or median(known) * 4 / 3).lstrip() if known else ""
 
@@ -264,7 +264,7 @@ def _slowest(model: Overview, spark: str) -> Field:
 
 
 def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
-    """The verdict, wrapped to the height, and below it what there is room for of `line_below`."""
+    """Returns the verdict, wrapped to the height, and below it what there is room for of `line_below`."""
     canvas = Canvas(width, height)
     sign, style = _SIGNS[model.verdict.severity]
     canvas.put(1, 0, sign, style)
@@ -277,7 +277,7 @@ def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
 
 
 def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) -> list[str]:
-    """The verdict, wrapped to the width."""
+    """Returns the verdict, wrapped to the width."""
     kind = "hang: " if model.verdict.kind == "hang" else ""
     return wrap(shorten_name(kind + model.verdict.text, 400), width - 4, most)
 
@@ -346,7 +346,7 @@ class Tab:
 
 
 def tab_at(tabs: Sequence[Tab], x: int, width: int) -> Tab | None:
-    """The tab at a cell of the footer, on a screen of that width."""
+    """Returns the tab at a cell of the footer, on a screen of that width."""
     end = 0
     for tab in tabs:
         end += len(tab.text(width))
@@ -356,7 +356,7 @@ def tab_at(tabs: Sequence[Tab], x: int, width: int) -> Tab | None:
 
 
 def paint_footer(model: Overview, width: int, height: int = 1, tabs: Sequence[Tab] = (), keys: Keys = ()) -> list[Row]:
-    """The views, then the keys: the view's own and those of all views."""
+    """Returns the views, then the keys: the view's own and those of all views."""
     canvas = Canvas(width, height)
     x = 0
     for tab in tabs:

@@ -17,7 +17,7 @@ _LEAST_LIMITS = 20
 
 
 def _of_machine(read: Callable[[Device], float | None], text: Callable[[float], str]) -> Callable[[HostLine], str]:
-    """The text of a figure of the host's newest sample."""
+    """Returns the text of a figure of the host's newest sample."""
 
     def cell(line: HostLine) -> str:
         value = None if line.machine is None else read(line.machine)
@@ -64,7 +64,10 @@ COLUMNS: tuple[GridColumn[HostLine], ...] = (
 
 
 def paint_hosts(lines: Sequence[HostLine], size: tuple[int, int], first: int) -> list[Row]:
-    """The hosts from the ``first`` on, and how many are below; where there is room, what limits each, or "unseen"."""
+    """Returns the hosts from the ``first`` on, and how many are below.
+
+    Where there is room, what limits each, or "unseen".
+    """
     width, height = size
     canvas = Canvas(width, height)
     room = width if width < 2 * _LEAST_LIMITS else width - _LEAST_LIMITS // 2

@@ -38,12 +38,12 @@ _ELSEWHERE = ("stacks", "call_sites", "no_stack", "device", "ends")
 
 
 def name_of(kind: Kind) -> str:
-    """A kind of incident on the screen."""
+    """Returns a kind of incident on the screen."""
     return _NAMES.get(kind, kind)
 
 
 def letter(incident: Incident) -> tuple[str, str]:
-    """The cell of an incident in a strip: a letter that sets the kinds apart without colour, and its style."""
+    """Returns the cell of an incident in a strip: a letter that sets the kinds apart without colour, and its style."""
     return LETTERS[incident.kind], _BADGES[style_of(incident)]
 
 
@@ -51,7 +51,7 @@ def letter(incident: Incident) -> tuple[str, str]:
 
 
 def list_height(rows: int, height: int) -> int:
-    """How many incidents are in view; the rest of the height is for the details of one."""
+    """Returns how many incidents are in view; the rest of the height is for the details of one."""
     return max(min(rows, height // 2 - 1), min(rows, _LEAST_ROWS), 0)
 
 
@@ -63,7 +63,7 @@ def paint_incidents(
     selected: int,
     ended: bool = False,
 ) -> list[Row]:
-    """The list from the ``first`` row on, and the details of the selected one.
+    """Returns the list from the ``first`` row on, and the details of the selected one.
 
     Args:
         rows: All incidents, worst first.
@@ -148,7 +148,7 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> 
 
 
 def _when(row: ListedIncident, ended: bool) -> str:
-    """Whether it lasts, and in which steps it lasted."""
+    """Returns whether it lasts, and in which steps it lasted."""
     since = row.incident.since_step
     if row.when == "later":
         return "later than the position"
@@ -163,7 +163,7 @@ def _when(row: ListedIncident, ended: bool) -> str:
 
 
 def _end_of(line: str, width: int) -> str:
-    """A call with the end of its path, which says more than the start."""
+    """Returns a call with the end of its path, which says more than the start."""
     name = shorten_name(line.lstrip(), 400)
     lead = " " * (len(line) - len(line.lstrip()))
     return lead + (name if len(lead + name) <= width else f"…{name[len(lead + name) - width + 1 :]}")
@@ -191,7 +191,7 @@ def _value(key: str, value: Any) -> str:
 
 
 def paint_strip(canvas: Canvas, cells: Sequence[Incident | None], x: int, y: int, wide: int = 1) -> None:
-    """A cell per step: the letter of the worst incident there."""
+    """Paints a cell per step: the letter of the worst incident there."""
     for column, incident in enumerate(cells):
         if incident is not None:
             glyph, style = letter(incident)
@@ -199,7 +199,7 @@ def paint_strip(canvas: Canvas, cells: Sequence[Incident | None], x: int, y: int
 
 
 def strip_legend(cells: Iterable[Incident | None], width: int) -> Row:
-    """What the letters in a strip mean."""
+    """Returns what the letters in a strip mean."""
     kinds = {incident.kind: incident for incident in cells if incident is not None}
     fields = [Field(f"{letter(found)[0]} {name_of(kind)}", letter(found)[0], 1) for kind, found in kinds.items()]
     return [(text, "heading") for text, _ in fit(fields, width)]

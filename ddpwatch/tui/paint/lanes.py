@@ -48,7 +48,7 @@ def choices(comm: int) -> list[LaneRows]:
 
 
 def lane_rows(lanes: StepLanes, height: int) -> LaneRows:
-    """The roomiest rows with which every rank fits; the tightest if none does."""
+    """Returns the roomiest rows with which every rank fits; the tightest if none does."""
     options = choices(lanes.comm_rows)
     return next((rows for rows in options if rows.height * len(lanes.lanes) <= height + rows.gap), options[-1])
 
@@ -62,13 +62,13 @@ def rows_wanted(lanes: StepLanes) -> tuple[int, int]:
 
 
 def rows_used(lanes: StepLanes, height: int) -> int:
-    """How many rows of that height title, lanes and axis use."""
+    """Returns how many rows of that height title, lanes and axis use."""
     rows = lane_rows(lanes, height - 2)
     return min(2 + rows.height * len(lanes.lanes) - rows.gap, height)
 
 
 def capacity(lanes: StepLanes, height: int) -> int:
-    """How many ranks fit at once into that height."""
+    """Returns how many ranks fit at once into that height."""
     rows = lane_rows(lanes, height - 2)
     return max((height - 2 + rows.gap) // rows.height, 1)
 
@@ -107,7 +107,7 @@ def _gutter(lanes: StepLanes, rows: LaneRows, width: int) -> int:
 
 
 def _title(lanes: StepLanes, shown: Sequence[int], named: int) -> str:
-    """The first so many of the ranks shown are those that the verdict names."""
+    """Returns the first so many of the ranks shown are those that the verdict names."""
     text = f"step {lanes.step}"
     if lanes.status:
         text += f" ({lanes.status})"
@@ -141,7 +141,7 @@ def paint_lane(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) -
 
 
 def _on(axis: Axis, lane: Lane, start: int, end: int) -> bool:
-    """Whether any part of a stretch of the lane's step is on the axis."""
+    """Returns whether any part of a stretch of the lane's step is on the axis."""
     return axis.sees(lane.offset_ns + start, lane.offset_ns + end)
 
 

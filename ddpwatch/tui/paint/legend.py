@@ -22,7 +22,7 @@ _ENTRIES = (  # style, glyph, name (of waits: see `_waits_named`), priority
 
 
 def legend(canvas: Canvas, lanes: Iterable[Lane], axis: Axis, width: int) -> Row:
-    """The meaning of the glyphs that are drawn, as far as there is room.
+    """Returns the meaning of the glyphs that are drawn, as far as there is room.
 
     Args:
         canvas: With the lanes painted.

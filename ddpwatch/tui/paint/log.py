@@ -14,7 +14,7 @@ _ROOMY = 60
 
 
 def paint_lists(lists: Sequence[tuple[str, int]], list_shown: int, width: int, progress: float | None) -> list[Row]:
-    """The name and length of each list.
+    """Returns the name and length of each list.
 
     Args:
         lists: These.
@@ -34,7 +34,7 @@ def paint_lists(lists: Sequence[tuple[str, int]], list_shown: int, width: int, p
 
 
 def paint_lines(lines: Sequence[LogLine], size: tuple[int, int], first: int, selected: int) -> list[Row]:
-    """The lines from the ``first`` on.
+    """Returns the lines from the ``first`` on.
 
     Args:
         lines: Oldest first.

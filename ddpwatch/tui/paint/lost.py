@@ -32,13 +32,13 @@ _LEAST = 0.0005  # a smaller share would be shown as 0.0 %
 
 
 def lost_rows(model: Overview) -> int:
-    """The most rows that it can use; none before anything is known."""
+    """Returns the most rows that it can use; none before anything is known."""
     lost = model.diagnosed.lost
     return min(2 + len(_shown(lost)), MOST_ROWS) if lost.rank_ns else 0
 
 
 def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
-    """A heading, the bar, and the largest accounts."""
+    """Returns a heading, the bar, and the largest accounts."""
     canvas = Canvas(width, height)
     lost, progress = model.diagnosed.lost, model.diagnosed.progress
     if progress is not None:
@@ -53,7 +53,7 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
 
 
 def lost_line(found: Diagnosed, width: int) -> str:
-    """The lost time as a sentence, with as many of the largest accounts as fit."""
+    """Returns the lost time as a sentence, with as many of the largest accounts as fit."""
     if found.progress is not None:
         return f"where the time went: diagnosing … {percent(found.progress)}"
     texts = [lost_text(found.lost, most) for most in (3, 2, 1)]
@@ -93,6 +93,6 @@ def _paint_accounts(canvas: Canvas, lost: LostTime, y: int) -> None:
 
 
 def _shown(lost: LostTime) -> Sequence[Account]:
-    """The lost ones, then the others, each largest first."""
+    """Returns the lost ones, then the others, each largest first."""
     listed = [*lost_accounts(lost), *(account for account in lost.accounts if account.name not in LOST)]
     return [account for account in listed if account.ns >= _LEAST * lost.rank_ns]

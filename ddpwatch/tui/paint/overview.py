@@ -20,7 +20,7 @@ from ddpwatch.tui.paint.waiting import paint_waiting
 
 
 def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
-    """Where the parts lie for this model."""
+    """Returns where the parts lie for this model."""
     wanted = rows_wanted(model.lanes) if model.lanes else (6, 6)
     lanes = model.lanes
     return layout(
@@ -32,7 +32,7 @@ def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
 def paint_overview(
     model: Overview, width: int, height: int, first: int | None = None, tabs: Sequence[Tab] = (), keys: Keys = ()
 ) -> list[Row]:
-    """The complete screen; lanes and table start with the ``first`` rank. None: with those worth a look."""
+    """Returns the complete screen; lanes and table start with the ``first`` rank. None: with those worth a look."""
     boxes = overview_layout(model, width, height)
     parts: list[Part] = [
         (boxes.header, paint_header(model, boxes.header.width, boxes.header.height)),

@@ -25,14 +25,14 @@ def verdict_rows(model: Overview, width: int, height: int) -> int:
 
 
 def no_step(width: int, height: int, what: str = "no step yet") -> list[Row]:
-    """A body that has nothing to show, and why."""
+    """Returns a body that has nothing to show, and why."""
     canvas = Canvas(width, height)
     canvas.put(1, 1, shorten(f"{UNKNOWN} {what}", max(width - 2, 0)), "dim")
     return canvas.rows()
 
 
 def nothing_known(model: Overview) -> bool:
-    """Whether no rank has reported yet."""
+    """Returns whether no rank has reported yet."""
     return model.lanes is None and not model.ranks and not model.filter
 
 

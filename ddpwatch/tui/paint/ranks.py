@@ -28,18 +28,18 @@ _ROOMY, _WRAPPED = 70, 100
 
 
 def columns_for(width: int, overview: Overview) -> int:
-    """How many steps fit, one column each."""
+    """Returns how many steps fit, one column each."""
     cost, groups = bool(overview.diagnosed.waited_for), bool(overview.groups)
     return max(width - _left(width, bool(overview.hosts)) - _right(width, cost, groups), 1)
 
 
 def _left(width: int, hosts: bool) -> int:
-    """The columns of names at the left."""
+    """Returns the columns of names at the left."""
     return GUTTER + (_HOST if hosts and width >= _ROOMY else 0)
 
 
 def _right(width: int, cost: bool, groups: bool) -> int:
-    """The columns of figures at the right."""
+    """Returns the columns of figures at the right."""
     return _RIGHT + (_COST * cost + _GROUPS * groups if width >= _ROOMY else 0)
 
 
@@ -136,7 +136,7 @@ def _paint_row(
 
 
 def _paint_cost(canvas: Canvas, heat: HeatMap, row: int, x: int, y: int) -> None:
-    """What others waited for the row's ranks, and their process groups."""
+    """Paints what others waited for the row's ranks, and their process groups."""
     cost = heat.costs[row] if len(heat.costs) else 0
     if cost and heat.total_ns:
         text = f"{seconds_text(cost)}  {share_text(cost / heat.total_ns):>6}"
@@ -181,7 +181,7 @@ def paint_rank(
 
 
 def _paint_phase_means(canvas: Canvas, means: Mapping[str, float], y: int) -> int:
-    """The mean of each phase, from row ``y`` on; returns how many rows that takes."""
+    """Returns the mean of each phase, from row ``y`` on; returns how many rows that takes."""
     x, first = 1, y
     for phase, full, _, style, glyph in PHASE_STYLES:
         text = f" {full} {ms(means.get(phase))} ms  "
@@ -192,7 +192,7 @@ def _paint_phase_means(canvas: Canvas, means: Mapping[str, float], y: int) -> in
 
 
 def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height: int) -> None:
-    """A column per step, its phases stacked in their order."""
+    """Paints a column per step, its phases stacked in their order."""
     shown = history[-(canvas.width - 12) :]
     longest = max((figures.step_ns for figures in shown), default=0) or 1
     canvas.put(1, y, f"{ms(longest):>6} ms", "dim")

@@ -90,7 +90,7 @@ def layout(
 
 
 def _table_height(body: int, ranks: int) -> int:
-    """A row for every rank, as long as the lanes keep their least height and more than half of the body."""
+    """Returns a row for every rank, as long as the lanes keep their least height and more than half of the body."""
     wanted = max(ranks, 1) + 1
     return max(min(wanted, body - _LEAST_LANES, max(body * 2 // 5, 3)), 0) if body >= _LEAST_LANES + 2 else 0
 
@@ -101,7 +101,7 @@ def _wide(rest: int, wanted: int) -> tuple[int, int, int]:
 
 
 def _spare(rest: int, wanted: int) -> int:
-    """The rows of the right column that the devices can spare for another panel."""
+    """Returns the rows of the right column that the devices can spare for another panel."""
     spare = min(rest - _LEAST_DEVICES, wanted, rest // 2)
     return spare if spare >= 4 else 0
 

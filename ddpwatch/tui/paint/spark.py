@@ -10,7 +10,7 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
-    """The newest values as one row of columns, newest on the right; a dot where it is unknown."""
+    """Returns the newest values as one row of columns, newest on the right; a dot where it is unknown."""
     shown = list(values)[-width:] if width > 0 else []
     highest = top or max((value for value in shown if value is not None), default=0) or 1
     cells = ["·" if value is None else EIGHTHS[min(max(round(8 * value / highest), 1), 8)] for value in shown]

@@ -21,17 +21,17 @@ _GUTTER = 5
 
 
 def rows_for(ranks: int) -> int:
-    """The most rows that the panel can use."""
+    """Returns the most rows that the panel can use."""
     return 2 + 2 * max(ranks, 1)
 
 
 def split_room(height: int) -> int:
-    """How many ranks a panel of that height shows."""
+    """Returns how many ranks a panel of that height shows."""
     return max(height - 1, 0) // 2
 
 
 def paint_split(ranks: Sequence[RankLine], width: int, height: int) -> list[Row]:
-    """A heading, and per rank its phases in ms and a bar of them, all to the same scale."""
+    """Returns a heading, and per rank its phases in ms and a bar of them, all to the same scale."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     canvas.put(1, 0, "where a step goes, ms", "heading")

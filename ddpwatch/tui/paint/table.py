@@ -45,7 +45,7 @@ _STATUS_MOST = 52
 
 
 def columns_for(width: int) -> list[Column]:
-    """The columns that leave enough room for rank and status; the least important are dropped first."""
+    """Returns the columns that leave enough room for rank and status; the least important are dropped first."""
     columns = list(COLUMNS)
     while columns and sum(column.width for column in columns) + 7 + _STATUS_LEAST > width:
         columns.remove(max(columns, key=lambda column: column.priority))
@@ -55,7 +55,7 @@ def columns_for(width: int) -> list[Column]:
 def paint_table(
     ranks: Sequence[RankLine], width: int, height: int, first: int = 0, hosts: bool = False, others: int = 0
 ) -> list[Row]:
-    """A heading and one line per rank, from the ``first`` on. Several ``hosts`` have a column at any width.
+    """Returns a heading and one line per rank, from the ``first`` on. Several ``hosts`` have a column at any width.
 
     ``others`` are not among the ``ranks``: the heading says how many there is no room for.
     """
@@ -88,7 +88,7 @@ def _paint_heading(canvas: Canvas, columns: Sequence[Column], host: int, left_ou
 
 
 def _figures_at(canvas: Canvas, columns: Sequence[Column], host: int) -> int:
-    """Where the figures start: at the right, but not too far from the status."""
+    """Returns where the figures start: at the right, but not too far from the status."""
     return min(canvas.width - sum(column.width for column in columns), 7 + host + _STATUS_MOST)
 
 
@@ -113,7 +113,7 @@ def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column], host: i
 
 
 def _in_brief(status: str) -> str:
-    """A status without its reason."""
+    """Returns a status without its reason."""
     return status.partition(" for ")[0].partition(":")[0]
 
 

@@ -18,7 +18,7 @@ _DENSITIES = 3
 
 
 def timeline_axis(timeline: Timeline, window: Window, width: int) -> Axis:
-    """The axis on a screen of that width."""
+    """Returns the axis on a screen of that width."""
     digits = len(str(timeline.ranks[-1])) if timeline.ranks else 1
     gutter = max(10, digits + 7) if width >= 40 else 0
     return Axis(gutter, max(width - gutter - 1, 1), window.length_ns, window.start_ns)
@@ -30,7 +30,10 @@ def lanes_height(height: int) -> int:
 
 
 def timeline_rows(timeline: Timeline, height: int, density: int = 0) -> LaneRows:
-    """The roomiest rows with which every rank fits, but at least three; ``density`` 1 and 2 choose tighter ones."""
+    """Returns the roomiest rows with which every rank fits, but at least three.
+
+    ``density`` 1 and 2 choose tighter ones.
+    """
     options = choices(timeline.comm_rows)
     room = lanes_height(height)
     least = next(i for i, rows in enumerate(options) if rows.comm == 1 and rows.gap == 0 and rows.hooks)
@@ -40,7 +43,7 @@ def timeline_rows(timeline: Timeline, height: int, density: int = 0) -> LaneRows
 
 
 def ranks_in_view(timeline: Timeline, height: int, density: int = 0) -> int:
-    """How many ranks fit."""
+    """Returns how many ranks fit."""
     rows = timeline_rows(timeline, height, density)
     return max((lanes_height(height) + rows.gap) // rows.height, 1)
 
@@ -54,7 +57,7 @@ def paint_timeline(
     first: int,
     density: int = 0,
 ) -> list[Row]:
-    """The body, from the ``first`` rank on."""
+    """Returns the body, from the ``first`` rank on."""
     width, height = size
     canvas = Canvas(width, height)
     rows, axis = timeline_rows(timeline, height, density), timeline_axis(timeline, window, width)

@@ -13,7 +13,7 @@ MOST_COLUMNS = 100
 
 
 def paint_waiting(link: LinkState, width: int, height: int) -> list[Row]:
-    """What the dashboard waits for, in the middle of the screen."""
+    """Returns what the dashboard waits for, in the middle of the screen."""
     canvas = Canvas(width, height)
     lines = _lines(link, width)
     top = max((canvas.height - len(lines)) // 2, 0)

@@ -21,7 +21,7 @@ _SHORTER = {"bucket cap": "cap", " as fast as the others": " like the others", "
 
 
 def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | None = None) -> list[Row]:
-    """The body: one line that says most, then a bar per change, and what the selected one rests on."""
+    """Returns the body: one line that says most, then a bar per change, and what the selected one rests on."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     answer = model.answer
@@ -50,7 +50,7 @@ def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
 
 
 def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
-    """What can be gained, or why that is not known."""
+    """Returns what can be gained, or why that is not known."""
     answer = model.answer
     if model.failure:
         return "·", "dim", model.failure
@@ -68,7 +68,10 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
 
 
 def _paint_changes(canvas: Canvas, answer: Answer, y: int, height: int, selected: int) -> int:
-    """A heading, the measured step, and as many changes as fit around the selected one; returns the row after them."""
+    """Returns a heading, the measured step, and as many changes as fit around the selected one.
+
+    Returns the row after them.
+    """
     shown = max(min(height - 2, len(answer.scenarios)), 0)
     first = min(max(selected - shown + 1, 0), selected) if shown else 0
     bar = _paint_heading(canvas, answer, y, shown)
@@ -140,7 +143,7 @@ def _signed(value: float) -> str:
 def _paint_bar(
     canvas: Canvas, y: int, bar: tuple[int, float], step_ms: float, exposed_ms: float, high_ms: float = 0.0
 ) -> None:
-    """The step, its exposed communication last; then as far as it may reach."""
+    """Paints the step, its exposed communication last; then as far as it may reach."""
     x, scale = bar
     computed, end, most = (x + round(ms * scale) for ms in (max(step_ms - exposed_ms, 0.0), step_ms, high_ms))
     canvas.fill(x, computed, y, PHASES["backward"], "backward")

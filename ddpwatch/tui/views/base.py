@@ -66,7 +66,7 @@ class RunView(PaintedView, can_focus=True):
         return rows[: height - footer] + paint_footer(model, width, footer, self.tabs, self.KEYS)
 
     def body(self, width: int, height: int) -> list[Row]:
-        """The rows between verdict and footer, as many as ``height``; that may be 0."""
+        """Returns the rows between verdict and footer, as many as ``height``; that may be 0."""
         return []
 
     def scroll_ranks(self, by: int) -> None:
@@ -76,7 +76,7 @@ class RunView(PaintedView, can_focus=True):
         """Another run is shown: drops what the user selected in the one before."""
 
     def position_changed(self) -> None:
-        """A replay has jumped: drops what was frozen at the old position."""
+        """Drops what was frozen at the old position, as a replay has jumped."""
 
     def clicked(self, x: int, y: int) -> None:
         """Handles a click on a cell of the body."""

@@ -60,7 +60,7 @@ class BucketsView(RunView):
         return not self.complete
 
     def rows(self) -> list[BucketSummary]:
-        """The table's rows, sorted."""
+        """Returns the table's rows, sorted."""
         steps = newest(NEWEST, (step for step in reversed(self.session.steps) if step.counted))
         complete = [step for step in steps if len(step) >= len(self.session.state.ranks)] or steps
         self.complete = self.table.update(complete)
@@ -87,7 +87,7 @@ class BucketsView(RunView):
         return paint_bucket(row, history, params, self._fired(set(params)), (width, height), self.first)
 
     def _fired(self, params: set[str]) -> list[tuple[str, float]]:
-        """The bucket's parameters in the order of their hook fires on the lowest rank, in ns from the backward."""
+        """Returns the bucket's parameters by their hook fires on the lowest rank, in ns from the backward."""
         shown = self.session.step_shown
         if shown is None or not shown.members:
             return []

@@ -72,7 +72,7 @@ class DevicesView(RunView):
         self.repaint()
 
     def _listed(self, room: int) -> Sequence[DeviceLine]:
-        """The devices in the order in which they are listed."""
+        """Returns the devices in the order in which they are listed."""
         devices = self.session.overview.devices
         return devices if len(devices) <= room else worst_first(devices)
 

@@ -61,7 +61,7 @@ class LogView(RunView):
         return bool(self.session.output.lines)
 
     def entries(self) -> Sequence[Entry]:
-        """What the present list holds; during a pause what it held when that began."""
+        """Returns what the present list holds; during a pause what it held when that began."""
         return self.lists()[self.list_shown]
 
     @property
@@ -72,7 +72,7 @@ class LogView(RunView):
         return next((index for index, entries in enumerate(self.lists()) if entries), EVENTS)
 
     def lists(self) -> list[Sequence[Entry]]:
-        """What each of the `LISTS` holds."""
+        """Returns what each of the `LISTS` holds."""
         if not self.session.paused:
             self._frozen = None
         elif self._frozen is None:
@@ -158,5 +158,5 @@ class LogView(RunView):
 
 
 def _first(selected: int, count: int, room: int) -> int:
-    """The first entry in view, so that the selected one is in the middle where possible."""
+    """Returns the first entry in view, so that the selected one is in the middle where possible."""
     return max(min(selected - room // 2, count - room), 0)

@@ -56,7 +56,7 @@ class OverviewView(RunView):
         return next((index for index, line in enumerate(ranks) if line.rank == rank), 0)
 
     def _last_first(self) -> int:
-        """The highest first rank that still has the last rank in view, in lanes and table."""
+        """Returns the highest first rank that still has the last rank in view, in lanes and table."""
         model = self.session.overview
         boxes = overview_layout(model, *self.size)
         room = max(boxes.table.height - 1, 1)

@@ -18,7 +18,10 @@ from ddpwatch.tui.paint.glyphs import HALVES, UPPER_HALF
 
 
 def changed_cells(row: Row, old: Row, width: int) -> tuple[int, int]:
-    """The first changed cell of a row and the one after the last, in complete runs: only these go to the terminal."""
+    """Returns the first changed cell of a row and the one after the last, in complete runs.
+
+    Only these go to the terminal.
+    """
     first = last = 0
     for new_run, old_run in zip(row, old, strict=False):
         if new_run != old_run:
@@ -63,7 +66,7 @@ class PaintedView(Widget):
 
     @abstractmethod
     def paint(self, width: int, height: int) -> list[Row]:
-        """The rows to draw."""
+        """Returns the rows to draw."""
 
     @property
     def stale(self) -> bool:

@@ -67,7 +67,7 @@ class RanksView(RunView):
         self.shown: int | None = None  # the selected rank, or what is in its place
 
     def map(self, width: int, height: int) -> HeatMap | None:
-        """The heatmap for a body of that size; None before the first step."""
+        """Returns the heatmap for a body of that size; None before the first step."""
         steps = [step for step in self.session.steps if step.counted][-columns_for(width, self.session.overview) :]
         if not steps:
             return None
@@ -113,7 +113,7 @@ class RanksView(RunView):
         return [row for row in self.session.overview.devices if rank in row.ranks]
 
     def _marks(self, rank: int) -> list[str]:
-        """The rank's marks, newest first."""
+        """Returns the rank's marks, newest first."""
         own = [mark for mark in self.session.state.marks if mark.rank == rank]
         return [mark.name + mark_duration(mark) for mark in reversed(own)]
 

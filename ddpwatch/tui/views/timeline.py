@@ -74,7 +74,7 @@ class TimelineView(RunView):
         return paint_timeline(timeline, self.window, self.cursor, found, (width, height), self.first, self.density)
 
     def timeline(self) -> Timeline | None:
-        """The steps on the axis; None before the first."""
+        """Returns the steps on the axis; None before the first."""
         session, step = self.session, self.session.step_shown
         if step is None:
             return None

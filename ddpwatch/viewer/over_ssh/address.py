@@ -26,19 +26,22 @@ class Address(NamedTuple):
     run: str
 
     def command(self) -> list[str]:
-        """What to start: ``DDPWATCH_SSH`` (default: ``ssh``), without a terminal there, and ddpwatch's other end."""
+        """Returns what to start.
+
+        ``DDPWATCH_SSH`` (default: ``ssh``), without a terminal there, and ddpwatch's other end.
+        """
         port = ["-p", self.port] if self.port else []
         run = [self.run] if self.run else []
         return [*program(), "-T", *port, self.node, "ddpwatch", "_stdio", *run]
 
     def url(self) -> str:
-        """As the user writes it."""
+        """Returns it as the user writes it."""
         node = f"[{self.node}]" if ":" in self.node else self.node
         return SCHEME + node + (f":{self.port}" if self.port else "") + (f"/{self.run}" if self.run else "")
 
 
 def program() -> list[str]:
-    """The command named by ``DDPWATCH_SSH``, with its arguments.
+    """Returns the command named by ``DDPWATCH_SSH``, with its arguments.
 
     Raises:
         UsageError: It cannot be split into words.

@@ -26,7 +26,7 @@ class Ending(NamedTuple):
 
 
 def ending(node: str, code: int, stderr: str, printed: str = "") -> Ending:
-    """The ending of an ssh process.
+    """Returns the ending of an ssh process.
 
     Args:
         node: Where it led.

@@ -61,7 +61,7 @@ class SshLink:
         self._address = address._replace(run=self.opening.run_id)
 
     def poll(self, timeout_ms: int) -> bool:
-        """Whether a message is there; waits for one up to ``timeout_ms``."""
+        """Returns whether a message is there; waits for one up to ``timeout_ms``."""
         deadline = time.monotonic() + timeout_ms / 1000
         while not self._messages:
             left = deadline - time.monotonic()
@@ -71,7 +71,7 @@ class SshLink:
         return bool(self._messages)
 
     def recv_multipart(self, flags: int = zmq.DONTWAIT) -> list[bytes]:
-        """The next message.
+        """Returns the next message.
 
         Raises:
             zmq.Again: There is none.
@@ -112,7 +112,7 @@ class SshLink:
             self._check()
 
     def _check(self) -> None:
-        """Whether the connection is there, or there again, or only seems to be."""
+        """Checks whether the connection is there, or there again, or only seems to be."""
         now = time.monotonic()
         if self._unpacker.opening is not None:
             self.trouble, self._attempts = "", 0

@@ -34,23 +34,23 @@ class Opening(NamedTuple):
     ranks: int
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """Returns it as it is sent."""
         return _MAGIC + f"{self.protocol} {self.version} {self.run_id} {self.ranks}\n".encode()
 
 
 def opening(run_id: str, ranks: int) -> Opening:
-    """The first line of this version."""
+    """Returns the first line of this version."""
     return Opening(PROTOCOL, __version__, run_id, ranks)
 
 
 def pack(parts: list[bytes]) -> bytes:
-    """A published message: topic, envelope header, frame."""
+    """Returns a published message: topic, envelope header, frame."""
     topic, header, frame = parts
     return b"".join((_LENGTHS.pack(len(topic), len(header), len(frame)), topic, header, frame))
 
 
 def request(sign: bytes, topic: bytes) -> bytes:
-    """The line that subscribes (``+``) or unsubscribes (``-``)."""
+    """Returns the line that subscribes (``+``) or unsubscribes (``-``)."""
     return sign + topic + b"\n"
 
 

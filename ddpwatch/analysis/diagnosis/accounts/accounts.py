@@ -130,7 +130,10 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketK
 
 
 def _awaited(facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: int, until: int) -> BucketSkew | None:
-    """The bucket whose last launch an exposed stretch had to wait for; None if the wire was busy all the time."""
+    """Returns the bucket whose last launch an exposed stretch had to wait for.
+
+    None if the wire was busy all the time.
+    """
     done, last = facts.done, len(facts.keys) - 1
     while last > 0 and facts.start[last] >= until:  # of a later stretch
         last -= 1
@@ -147,7 +150,7 @@ def _awaited(facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: i
 def _awaited_in_sync(
     facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: int, until: int
 ) -> BucketSkew | None:
-    """The same for a rank without completions, of a stretch in which the backward only waited for its buckets."""
+    """Does the same for a rank without completions: the backward only waited for its buckets in that stretch."""
     later = [skew for key in facts.keys if (skew := buckets[key]).last > since]
     return max((skew for skew in later if skew.last <= until), key=_last, default=next(iter(later), None))
 
@@ -222,7 +225,7 @@ class Ledger:
         return found
 
     def _pauses(self, steps: Iterable[Step], found: StepSplit) -> dict[int, Pauses]:
-        """The pauses of each rank since its step before; notes how long they were within this one."""
+        """Returns the pauses of each rank since its step before; notes how long they were within this one."""
         pauses: dict[int, Pauses] = {}
         for step in steps:
             marks = self._marks.get(step.rank)
@@ -283,7 +286,7 @@ class Ledger:
             self._usual.add_value(mean)
 
     def _split_other(self, steps: Sequence[Step], found: StepSplit) -> None:
-        """Of a step that does not count."""
+        """Splits a step that does not count."""
         statuses = {step.status for step in steps}
         if "warmup" in statuses or not self._references:
             found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] = found.total
@@ -298,12 +301,12 @@ class Ledger:
             self.watched_ns += found.total
 
     def _most_like(self, mean: float) -> tuple[float, StepSplit]:
-        """The watched step, with its mean duration, that one of which only that is known is split like."""
+        """Returns the watched step, with its mean duration, that one of which only that is known is split like."""
         known = [(age, one) for kept in (self._references, self._long) for age, one in enumerate(reversed(kept))]
         return min(known, key=lambda at: abs(at[1][0] - mean) + PER_OLDER * mean * at[0])[1]
 
     def _add_gaps(self, steps: Iterable[Step], pauses: Mapping[int, Pauses]) -> None:
-        """What lies between a rank's step before and this one: a validation, a checkpoint, or steps that never came."""
+        """Adds what lies between a rank's step before and this one: a validation, a checkpoint, or missing steps."""
         ends, numbers = self._ends, self._numbers
         for step in steps:
             rank, start, number = step.rank, step.start_ns, step.step
@@ -322,7 +325,7 @@ class Ledger:
 
 
 def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[str, int], Intervals]:
-    """A rank's phases and exposed communication without its pauses, and these as phases of their own.
+    """Returns a rank's phases and exposed communication without its pauses, and these as phases of their own.
 
     ``exposed`` is relative to the step's start; pauses are on the rank's own clock, as the step is.
     """

@@ -37,7 +37,7 @@ class BufferWait(NamedTuple):
         return waited, total(inside) - waited, subtract(exposed, self.times)
 
     def explains(self, late_ns: int) -> bool:
-        """Whether the wait is most of what the rank is late by."""
+        """Returns whether the wait is most of what the rank is late by."""
         return 2 * (self.came - self.times[0][0]) >= late_ns > 0
 
 

@@ -42,7 +42,7 @@ HOST_FIELDS: Final = (*HOST_SHARES, *_HOST_RATES)
 
 
 def throttled_by(reasons: int) -> str:
-    """What limits a GPU's clocks, by NVML's bits, most specific first; "" if nothing does."""
+    """Returns what limits a GPU's clocks, by NVML's bits, most specific first; "" if nothing does."""
     return next((name for bits, name in THROTTLE_REASONS if reasons & bits), "")
 
 
@@ -50,14 +50,17 @@ def throttled_by(reasons: int) -> str:
 
 
 def rank_columns(sample: RankSample) -> Columns:
-    """The `RANK_FIELDS`: waiting and running as shares of the time."""
+    """Returns the `RANK_FIELDS`: waiting and running as shares of the time."""
     preempted = None if sample.preempted is None else 1e9 * sample.preempted
     shares = [None if each is None else each / sample.span_ns for each in (sample.wait_ns, sample.run_ns, preempted)]
     return [*shares, sample.swapped_bytes]
 
 
 def gpu_columns(device: Device, known_ecc_errors: int | None) -> Columns:
-    """The `GPU_FIELDS`: the lost share of its highest clock, and for each reason whether it limits the clock."""
+    """Returns the `GPU_FIELDS`.
+
+    The lost share of its highest clock, and for each reason whether it limits the clock.
+    """
     reasons, clock, highest = device.throttle_reasons, device.sm_clock_mhz, device.max_sm_clock_mhz
     lost = None
     if reasons is not None and clock is not None and highest:
@@ -70,7 +73,7 @@ def gpu_columns(device: Device, known_ecc_errors: int | None) -> Columns:
 
 
 def host_columns(device: Device) -> Columns:
-    """The `HOST_FIELDS`: percentages as shares."""
+    """Returns the `HOST_FIELDS`: percentages as shares."""
     percentages = [getattr(device, name) for name in HOST_SHARES]
     shares = [None if each is None else each / 100 for each in percentages]
     return [*shares, *(getattr(device, name) for name in _HOST_RATES)]
@@ -100,7 +103,7 @@ class Signal:
 def _signal(
     name: str, least: float, text: str | Callable[[Row], str], compared: Callable[[Row], float | None] | None = None
 ) -> Signal:
-    """A signal that is a column; its text may have a place for it."""
+    """Returns a signal that is a column; its text may have a place for it."""
 
     def value(row: Row) -> float | None:
         return row[name]
@@ -112,7 +115,7 @@ def _signal(
 
 
 def _denied(row: Row) -> float | None:
-    """The share of the time in which a thread wanted a core and did not get one, however long it slept."""
+    """Returns the share of the time in which a thread wanted a core and did not get one, however long it slept."""
     wait, run = row["wait"], row["run"]
     if wait is None or run is None:
         return None

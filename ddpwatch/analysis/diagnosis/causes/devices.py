@@ -56,7 +56,7 @@ class DeviceCause(NamedTuple):
 
 
 def because(incident: Incident, cause: DeviceCause | None) -> Incident:
-    """The incident with its cause outside the job, where one is known."""
+    """Returns the incident with its cause outside the job, where one is known."""
     if cause is None:
         return incident
     return replace(incident, device=cause.text, evidence={**incident.evidence, "device": cause.evidence})
@@ -119,7 +119,7 @@ class DeviceCauses:
         )
 
     def cause(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
-        """What was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
+        """Returns what was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
 
         Samples come once a second, each after the time that it describes: ask again if ``end_ns`` is less than two
         seconds ago.
@@ -138,7 +138,7 @@ class DeviceCauses:
         return DeviceCause(self._text(found[0]), found[0].evidence() | {"process": process, "also": also})
 
     def cause_among(self, ranks: Sequence[int], start_ns: int, end_ns: int) -> DeviceCause | None:
-        """What made the collectives of some ranks slower than before: on all ranks, or else on one of these.
+        """Returns what made the collectives of some ranks slower than before: on all ranks, or else on one of these.
 
         Args:
             ranks: The collectives' group; empty for all ranks.
@@ -158,7 +158,7 @@ class DeviceCauses:
         return DeviceCause(text, each.evidence() | {"rank": rank})
 
     def denied(self, rank: int | None, start_ns: int, end_ns: int, excess_ns: int) -> Denied:
-        """What the machine denied a job in a step that took longer than usual by ``excess_ns``.
+        """Returns what the machine denied a job in a step that took longer than usual by ``excess_ns``.
 
         That is what samples say of the time around the step, without what they said before of so much usual time: of a
         rank, or of the rank that was denied most. Unlike a `cause`, it need not be worse than with peers or before.
@@ -267,7 +267,7 @@ class _Level:
         return self._means(key if enough else None, span)
 
     def denied(self, key: Hashable, window: _Window, excess_ns: int) -> Iterator[Denied]:
-        """What was denied in a step, beyond what is usual."""
+        """Yields what was denied in a step, beyond what is usual."""
         if key not in self.past:
             return
         span = window.now(self.host_of.get(key, _UNKNOWN))
@@ -286,7 +286,7 @@ class _Level:
     def causes_of(
         self, key: Hashable, others: Iterable[Hashable], signals: Iterable[Signal], window: _Window
     ) -> Iterator[_Found]:
-        """What made one of them worse than the others are, or, if there are none, than it was."""
+        """Yields what made one of them worse than the others are, or, if there are none, than it was."""
         row = self.now(key, window)
         high = [signal for signal in signals if (signal.value(row) or 0.0) >= signal.least]
         if not high:
@@ -300,7 +300,7 @@ class _Level:
                 yield _Found(signal, row, self.host_of[key], signal.value(row) or 0.0, before, peers)
 
     def causes_of_all(self, keys: Iterable[Hashable], signals: Iterable[Signal], window: _Window) -> Iterator[_Found]:
-        """What slows most of them, and, if that is known, not as much before."""
+        """Yields what slows most of them, and, if that is known, not as much before."""
         rows = {key: self.now(key, window) for key in _spread(list(keys))}
         for signal in signals:
             known = {key: value for key, row in rows.items() if (value := signal.value(row)) is not None}

@@ -39,12 +39,15 @@ class Series:
             self._means.drop(len(self._means.times) - MOST_MEANS)
 
     def means(self, after_ns: int, until_ns: int) -> list[float | None]:
-        """The mean of each figure over the samples in that time. What was folded into a mean counts as its end."""
+        """Returns the mean of each figure over the samples in that time.
+
+        What was folded into a mean counts as its end.
+        """
         old, new = self._means.between(after_ns, until_ns), self._rows.between(after_ns, until_ns)
         return [_mean(a * MEAN_ROWS + b) for a, b in zip(old, new, strict=True)]
 
     def count(self, after_ns: int, until_ns: int) -> int:
-        """How many samples there were in that time."""
+        """Returns how many samples there were in that time."""
         spans = ((self._means.span(after_ns, until_ns), MEAN_ROWS), (self._rows.span(after_ns, until_ns), 1))
         return sum((last - first) * rows for (first, last), rows in spans)
 

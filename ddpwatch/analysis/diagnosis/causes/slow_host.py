@@ -22,7 +22,7 @@ class Host(NamedTuple):
 
 
 def by_host(incidents: Iterable[Incident], hosts: Mapping[int, Host]) -> list[Incident]:
-    """The incidents, with those of a host's late ranks joined into one.
+    """Returns the incidents, with those of a host's late ranks joined into one.
 
     They are joined if at least two ranks, and half of the host's, are late in overlapping stretches of steps, and if
     the run has other hosts.
@@ -53,7 +53,7 @@ def by_host(incidents: Iterable[Incident], hosts: Mapping[int, Host]) -> list[In
 
 
 def late_together(rank: int, late: Iterable[int], hosts: Mapping[int, Host]) -> set[int]:
-    """The rank, and those late ones that are a slow host with it."""
+    """Returns the rank, and those late ones that are a slow host with it."""
     host = hosts.get(rank)
     of_host = {other for other in late if hosts.get(other) == host} | {rank}
     if host is None or len(of_host) < 2 or len(set(hosts.values())) < 2:
@@ -112,6 +112,6 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
 
 
 def _gain(late: Sequence[Incident]) -> float | None:
-    """A step waits for one rank only, so what the ranks cost adds up."""
+    """Returns a step waits for one rank only, so what the ranks cost adds up."""
     gains = [incident.gain for incident in late if incident.gain is not None]
     return min(sum(gains), 1.0) if gains else None

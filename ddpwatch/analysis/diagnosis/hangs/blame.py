@@ -65,21 +65,21 @@ class RankLife:
         return min(self.received_ns + self.bye.at_ns - self.beat.at_ns, self.bye_ns)
 
     def clock_ns(self, now_ns: int) -> int:
-        """What time it is on the rank's clock."""
+        """Returns what time it is on the rank's clock."""
         return 0 if self.beat is None else self.beat.at_ns + max(0, now_ns - self.received_ns)
 
     def silent_ns(self, now_ns: int) -> int:
-        """How long nothing has come, if that is too long; else 0."""
+        """Returns how long nothing has come, if that is too long; else 0."""
         silent_ns = now_ns - self.seen_ns
         usual_ns = STILL_NS if self.beat is not None and self.beat.step else START_NS
         return silent_ns if self.bye is None and silent_ns > usual_ns else 0
 
     def stands_still(self, now_ns: int) -> bool:
-        """Whether it does not go on, or sends nothing."""
+        """Returns whether it does not go on, or sends nothing."""
         return self.stillness.stands_still or self.silent_ns(now_ns) > 0
 
     def lasts_too_long(self, now_ns: int) -> bool:
-        """Whether that is longer than what it does explains."""
+        """Returns whether that is longer than what it does explains."""
         if not self.silent_ns(now_ns):
             return self.stillness.lasts_too_long
         return self.activity not in _LONG or self.clock_ns(now_ns) - self.stillness.since_ns > LASTING_NS
@@ -102,7 +102,7 @@ class Blame:
 
 
 def counts_of(beat: Beat | None, groups: GroupKey) -> Counts:
-    """How many collectives a rank has issued in each group; before `Beat.issued_in`, in all of its groups."""
+    """Returns how many collectives a rank has issued in each group; before `Beat.issued_in`, in all of its groups."""
     if beat is None:
         return {}
     if beat.issued_in:
@@ -111,7 +111,7 @@ def counts_of(beat: Beat | None, groups: GroupKey) -> Counts:
 
 
 def blame(lives: Sequence[RankLife], counts: Mapping[int, Counts], now_ns: int) -> Blame | None:
-    """Who holds up ranks that depend on each other; None if they do not hang, or not yet.
+    """Returns who holds up ranks that depend on each other; None if they do not hang, or not yet.
 
     Args:
         lives: The ranks that have not ended.

@@ -36,7 +36,7 @@ class CallStack:
 
 
 def call_stack(stack: Stack) -> CallStack | None:
-    """The training thread's calls; None if there are none in the text."""
+    """Returns the training thread's calls; None if there are none in the text."""
     found: list[tuple[str, str, str]] = []
     for line in stack.text.splitlines():
         frame = _FRAME.match(line)

@@ -34,7 +34,7 @@ class HeldUp:
         self._beats[beat.rank].append(beat)
 
     def by(self, across: StepAcrossRanks, excess_ns: int) -> int | None:
-        """The rank that the others waited for in a step; None if nothing shows it.
+        """Returns the rank that the others waited for in a step; None if nothing shows it.
 
         Args:
             across: The step.
@@ -46,7 +46,7 @@ class HeldUp:
         return self._by_beats(across, across.longest_ns - excess_ns, excess_ns) if found is None else found
 
     def _by_beats(self, across: StepAcrossRanks, usual_ns: int, excess_ns: int) -> int | None:
-        """Who had issued fewer collectives than all others, a usual step before or overdue, or sent nothing."""
+        """Returns who had issued fewer collectives than all others, a usual step before or overdue, or sent nothing."""
         beats = {rank: self._beats_in(step) for rank, step in across.ranks.items()}
         for which in (-1, 0):  # by its last heartbeat, or its first
             slow = self._behind({rank: found[which][1] for rank, found in beats.items() if found})
@@ -68,31 +68,31 @@ class HeldUp:
         return silent[0] if len(silent) == 1 else None
 
     def _beats_in(self, step: Step) -> list[_Beat]:
-        """A rank's heartbeats in a step; times since it started, so that hosts' clocks do not matter."""
+        """Returns a rank's heartbeats in a step; times since it started, so that hosts' clocks do not matter."""
         beats = ((beat.at_ns - step.start_ns, beat) for beat in self._beats.get(step.rank, ()))
         return [(at, beat) for at, beat in beats if 0 <= at <= step.duration_ns]
 
     def _level(self, beats: Mapping[int, Beat]) -> bool:
-        """Whether all have issued as many collectives, by one heartbeat of each."""
+        """Returns whether all have issued as many collectives, by one heartbeat of each."""
         return bool(beats) and behind(self._counts(beats)) is None
 
     def _counts(self, beats: Mapping[int, Beat]) -> dict[int, Counts]:
         return {rank: counts_of(beat, self._groups.of_rank(rank)) for rank, beat in beats.items()}
 
     def _behind(self, beats: Mapping[int, Beat]) -> int | None:
-        """The rank that has issued the fewest collectives, by one heartbeat of each."""
+        """Returns the rank that has issued the fewest collectives, by one heartbeat of each."""
         shown = behind(self._counts(beats))
         return next(iter(shown[1])) if shown is not None and shown[0] == "behind" and len(shown[1]) == 1 else None
 
 
 def _before(beats: Mapping[int, Sequence[_Beat]], rank: int, before_ns: int) -> dict[int, Beat]:
-    """The newest heartbeat of each other rank before some time; none if that is not known of all."""
+    """Returns the newest heartbeat of each other rank before some time; none if that is not known of all."""
     others = {other: [beat for at, beat in found if at <= before_ns] for other, found in beats.items() if other != rank}
     return {other: found[-1] for other, found in others.items()} if all(others.values()) else {}
 
 
 def _by_ends(across: StepAcrossRanks, excess_ns: int) -> int | None:
-    """The rank that ended the step last by half of the stall, or else started it last by that.
+    """Returns the rank that ended the step last by half of the stall, or else started it last by that.
 
     The others can only end a step without a rank after its last collective, and only wait for one that is not there.
     """

@@ -83,7 +83,7 @@ class RankLiveness:
     # -- what ranks send -------------------------------------------------------------------------------------
 
     def hello(self, rank: int, received_ns: int) -> None:
-        """A rank introduces itself: it is there, whatever was said before."""
+        """Takes a rank's introduction: it is there, whatever was said before."""
         self._life(rank).bye = None
         self._deadly.pop(rank, None)
         self.seen(rank, received_ns)
@@ -94,14 +94,14 @@ class RankLiveness:
         self._check(received_ns)
 
     def beat(self, rank: int, beat: Beat, received_ns: int) -> None:
-        """A rank's heartbeat came."""
+        """Takes a rank's heartbeat."""
         life = self._life(rank)
         life.stillness.add_beat(beat)
         life.received_ns = received_ns
         self.seen(rank, received_ns)
 
     def step(self, step: Step, received_ns: int) -> None:
-        """A rank's step came, numbered as the rank numbers it."""
+        """Takes a rank's step, numbered as the rank numbers it."""
         life = self._lives.get(step.rank) or self._life(step.rank)
         life.stepped_ns = self._now_ns
         life.stillness.add_step(step)
@@ -111,18 +111,18 @@ class RankLiveness:
         self._check(received_ns)
 
     def _account(self, step: Step) -> None:
-        """A step that ends after a rank stood still says for how long."""
+        """Takes from a step that ends after a rank stood still for how long it did."""
         rank, end_ns = step.rank, step.start_ns + step.duration_ns
         for hang in (*self._hangs.values(), *self._settling):
             if rank in hang.still and end_ns > hang.still[rank] + STILL_NS:
                 hang.settle(rank, end_ns, step.step)
 
     def stack(self, stack: Stack) -> None:
-        """A rank's stack came."""
+        """Takes a rank's stack."""
         self._life(stack.rank).stack = call_stack(stack)
 
     def bye(self, bye: Bye, received_ns: int) -> None:
-        """A rank, or the run, has ended."""
+        """Takes the end of a rank, or of the run."""
         if bye.rank is None:
             self._over = True
         else:
@@ -137,12 +137,12 @@ class RankLiveness:
         self._check(received_ns)
 
     def node(self, node: Node) -> None:
-        """The root says whether a node's agent is there."""
+        """Takes what the root says: whether a node's agent is there."""
         silent = not node.connected or node.at_ns - node.seen_ns > AGENT_SILENT_NS
         self._unseen[node.node] = set(node.ranks) if silent else set()
 
     def tick(self, now_ns: int) -> None:
-        """A frame came from the collector itself, as it does twice a second: time passes while ranks are silent."""
+        """Lets time pass while ranks are silent: a frame came from the collector itself, as it does twice a second."""
         self._check(now_ns)
 
     def hangs(self, now_ns: int) -> list[Incident]:
@@ -220,7 +220,7 @@ class RankLiveness:
         self._settle()
 
     def _all_go_on(self) -> bool:
-        """Whether no rank has ended or stands still, so that nobody can be to blame."""
+        """Returns whether no rank has ended or stands still, so that nobody can be to blame."""
         return not any(life.bye is not None or life.stands_still(self._now_ns) for life in self._lives.values())
 
     def _blame(self, lives: list[RankLife]) -> Blame | None:
@@ -239,7 +239,7 @@ class RankLiveness:
         return found
 
     def _dependent(self) -> Iterator[list[RankLife]]:
-        """The ranks that share groups, directly or through others; of each such set, in ascending order."""
+        """Yields the ranks that share groups, directly or through others; of each such set, in ascending order."""
         own = {rank: self._groups.of_rank(rank) for rank in sorted(self._lives)}
         parent: dict[int, int] = {}
         for first, *others in set(own.values()):  # thousands of ranks may have the same
@@ -251,7 +251,7 @@ class RankLiveness:
         yield from sets.values()
 
     def _go_on(self, key: int, blamed: Blame) -> None:
-        """A hang starts or lasts."""
+        """Starts a hang, or lets it last."""
         hang = self._hangs.get(key)
         if hang is None:
             lives = (self._lives[rank] for rank in (*blamed.ranks, *blamed.waiting))
@@ -261,7 +261,7 @@ class RankLiveness:
         hang.shown = self._incident(blamed)
 
     def _end(self, hang: _Hang) -> None:
-        """A hang is over. What it cost is known once the ranks have sent the step in which they waited."""
+        """Ends a hang. What it cost is known once the ranks have sent the step in which they waited."""
         hang.ended_ns = self._now_ns
         hang.ended = {rank: self._lives[rank].clock_ns(self._now_ns) for rank in hang.still}
         self._settling.append(hang)
@@ -283,7 +283,7 @@ class RankLiveness:
     # -- incidents -------------------------------------------------------------------------------------------
 
     def _incident(self, blamed: Blame) -> Incident:
-        """A hang, without what it has cost."""
+        """Returns a hang, without what it has cost."""
         lives = {rank: self._lives[rank] for rank in (*blamed.ranks, *blamed.waiting)}
         first = lives[(blamed.waiting if blamed.why == "finished" else blamed.ranks or blamed.waiting)[0]]
         sites = self._sites(blamed)
@@ -310,13 +310,13 @@ class RankLiveness:
         )
 
     def _lasting(self, hang: _Hang) -> Incident:
-        """A hang that lasts, with what it has cost so far."""
+        """Returns a hang that lasts, with what it has cost so far."""
         now = ((rank, self._lives[rank].clock_ns(self._now_ns)) for rank in hang.still)
         waited_ns = sum(max(0, at - hang.still[rank]) for rank, at in now if rank in hang.blame.waiting)
         return replace(hang.shown, cost_ns=hang.cost_ns + waited_ns)
 
     def _past(self, hang: _Hang) -> Incident:
-        """A hang that is over. Ranks that have not sent their step yet count up to when they went on."""
+        """Returns a hang that is over. Ranks that have not sent their step yet count up to when they went on."""
         took = {rank: max(0, hang.ended[rank] - since) for rank, since in hang.still.items()}
         took_ns = max(hang.took_ns, *took.values()) if took else hang.took_ns
         shown, until = hang.shown, hang.until_step
@@ -333,7 +333,10 @@ class RankLiveness:
         )
 
     def _sites(self, blamed: Blame) -> dict[int, str]:
-        """Where the first rank that is behind is, and the first that waits; of a hang that is nobody's, any two."""
+        """Returns where the first rank that is behind is, and the first that waits.
+
+        Of a hang that is nobody's, any two.
+        """
         stacks = {rank: stack.site for rank, stack in self._fresh((*blamed.ranks[:1], *blamed.waiting))}
         if blamed.ranks:
             waiting = next((rank for rank in blamed.waiting if rank in stacks), None)
@@ -353,7 +356,7 @@ class RankLiveness:
         return mismatch_message(sites, [self._lives[rank] for rank in sites])
 
     def _stacks(self, blamed: Blame) -> dict[str, Any]:
-        """The stacks of those who are to blame and of a few others, and why there is none."""
+        """Returns the stacks of those who are to blame and of a few others, and why there is none."""
         ranks = (*blamed.ranks, *blamed.waiting)
         stacks = {rank: list(stack.frames) for rank, stack in self._fresh(ranks[:SHOWN_STACKS])}
         silent = {
@@ -364,7 +367,7 @@ class RankLiveness:
         return {"stacks": stacks, "no_stack": silent}
 
     def _fresh(self, ranks: Iterable[int]) -> Iterator[tuple[int, Any]]:
-        """The stacks that ranks have taken since they have been standing still."""
+        """Yields the stacks that ranks have taken since they have been standing still."""
         for rank in ranks:
             life = self._lives[rank]
             if life.stack is not None and life.stack.at_ns >= life.stillness.since_ns:
@@ -396,7 +399,7 @@ def _in_flight(life: RankLife) -> list[int]:
 
 
 def _by_launcher(bye: Bye | None) -> bool:
-    """Whether torchrun probably ended it: once a rank has failed, torchrun terminates the others."""
+    """Returns whether torchrun probably ended it: once a rank has failed, torchrun terminates the others."""
     return bye is not None and bye.signal == signal.SIGTERM
 
 

@@ -18,7 +18,7 @@ from ddpwatch.wire.messages import Beat, Bye
 
 
 def hang_message(blame: Blame, lives: Mapping[int, RankLife], now_ns: int) -> str:
-    """Who holds up whom, while that lasts."""
+    """Returns who holds up whom, while that lasts."""
     waiting = [lives[rank] for rank in blame.waiting]
     if not blame.ranks:
         text = f"{ranks_named(blame.waiting)} {_stuck(waiting[0])}"
@@ -37,7 +37,7 @@ def hang_message(blame: Blame, lives: Mapping[int, RankLife], now_ns: int) -> st
 def past_hang_message(
     blame: Blame, phase: str, step: int | None, took_ns: int, sites: Mapping[int, str] | None = None
 ) -> str:
-    """Who held up whom, once it is over; of a mismatch, at which call sites."""
+    """Returns who held up whom, once it is over; of a mismatch, at which call sites."""
     if sites is not None:
         return _mismatch_words("waited", sites, took_ns, step)
     stuck = f"stuck for {took_ns / 1e9:.0f} s"
@@ -64,7 +64,7 @@ def _mismatch_words(wait: str, sites: Mapping[int, str], took_ns: int, step: int
 
 
 def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) -> str:
-    """Who died first, who then, and who waits for them."""
+    """Returns who died first, who then, and who waits for them."""
     text = f"rank {bye.rank} {how_ended(bye.reason, bye.detail, bye.signal)}"
     text += where_ended(bye.step, bye.phase, bye.in_flight)
     if others:
@@ -73,7 +73,7 @@ def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) ->
 
 
 def _stuck(life: RankLife) -> str:
-    """Where a rank stands still, and for how long."""
+    """Returns where a rank stands still, and for how long."""
     beat = life.beat
     if beat is None:
         return "stuck"
@@ -91,7 +91,7 @@ def _live_place(beat: Beat) -> str:
 
 
 def _who_waits(lives: Iterable[RankLife]) -> str:
-    """The ranks with buckets in flight."""
+    """Returns the ranks with buckets in flight."""
     waiting = {life.rank: life.beat.in_flight for life in lives if life.beat is not None and life.beat.in_flight}
     if not waiting:
         return ""

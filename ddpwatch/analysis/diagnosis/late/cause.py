@@ -30,7 +30,7 @@ class StepFacts:
         self._typical: dict[str, float | None] = {}
 
     def excess(self, rank: int, peers: Sequence[int]) -> dict[str, float]:
-        """How much longer than its peers a rank spent on each phase."""
+        """Returns how much longer than its peers a rank spent on each phase."""
         own = self.across.figures[rank].phases_ns
         found: dict[str, float] = {}
         for phase in COMPARED_PHASES:
@@ -40,7 +40,7 @@ class StepFacts:
         return found
 
     def paused_ns(self, rank: int) -> int:
-        """How long the rank's marks say that it paused since its step before."""
+        """Returns how long the rank's marks say that it paused since its step before."""
         return sum(self.split.pauses.get(rank, {}).values())
 
     def _others(self, phase: str, rank: int, peers: Sequence[int]) -> float | None:
@@ -99,7 +99,10 @@ class LatenessCause:
             self._hooked.pop()
 
     def phase(self, late_ns: float) -> tuple[str, float]:
-        """The phase that explains at least half of the lateness, and by how much it is longer (ns); "" if none does."""
+        """Returns the phase that explains at least half of the lateness, and by how much it is longer (ns).
+
+        "" if none does.
+        """
         if not self.steps:
             return "", 0.0
         means = {phase: excess / self.steps for phase, excess in self._excess.items()}
@@ -113,7 +116,7 @@ class LatenessCause:
         return bucket if count else None
 
     def param(self, excess_ns: float) -> int | None:
-        """The parameter, in firing order, from which on gradients come late.
+        """Returns the parameter, in firing order, from which on gradients come late.
 
         It is the one at which they lose most, if that is at least half of how much longer the backward takes; else the
         first one that comes late by half of that. Of a step of several batches, that is the backward of one of them.
@@ -132,12 +135,12 @@ class LatenessCause:
 
 
 def _growth(delays: Mapping[int, int]) -> dict[int, int]:
-    """By how much each gradient is later than the one before it."""
+    """Returns by how much each gradient is later than the one before it."""
     return {param: at - before for (param, at), before in zip(delays.items(), (0, *delays.values()), strict=False)}
 
 
 def _gathered(rows: Iterable[Mapping[int, int]]) -> dict[int, list[int]]:
-    """The values of each parameter, over all rows."""
+    """Returns the values of each parameter, over all rows."""
     found: dict[int, list[int]] = {}
     for row in rows:
         for param, value in row.items():
@@ -146,7 +149,7 @@ def _gathered(rows: Iterable[Mapping[int, int]]) -> dict[int, list[int]]:
 
 
 def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> ModuleBucket | None:
-    """The first bucket, in launch order, that shows at least half of the lateness."""
+    """Returns the first bucket, in launch order, that shows at least half of the lateness."""
     facts, buckets = across.facts_of(rank), across.skew.buckets
     for position, (key, launch) in enumerate(zip(facts.keys, facts.launch, strict=True)):
         if key in buckets and 2 * (launch - buckets[key].first) >= late_ns:
@@ -155,7 +158,7 @@ def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> Modu
 
 
 def _computed(keys: Sequence[BucketKey], position: int) -> ModuleBucket:
-    """The bucket that is computed before a launch. FSDP2 gathers a parameter group while it computes another.
+    """Returns the bucket that is computed before a launch. FSDP2 gathers a parameter group while it computes another.
 
     In the backward, that is the next one to be reduced; in the forward, the one that was gathered before.
     """
@@ -168,7 +171,10 @@ def _computed(keys: Sequence[BucketKey], position: int) -> ModuleBucket:
 
 
 def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[int, int]:
-    """How much longer than on its peers each gradient took, in firing order (ns); empty if hooks were not seen."""
+    """Returns how much longer than on its peers each gradient took, in firing order (ns).
+
+    Empty if hooks were not seen.
+    """
     own = across.ranks[rank]
     others = [peer for peer in peers if peer != rank][:REFERENCE_RANKS]
     if not own.hook_param or not others:

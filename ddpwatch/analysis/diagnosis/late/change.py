@@ -20,7 +20,7 @@ NEWEST_LATE = 8  # late steps, of which the median says how late the rank is now
 
 
 def change(values: Sequence[tuple[int, int, bool]], least_ns: float) -> int | None:
-    """The step since which a rank is later on average than before; None if chance, or steady growth, explains it.
+    """Returns the step since which a rank is later on average; None if chance, or steady growth, explains it.
 
     Of all ways to cut the steps in two, it is the one with the greatest likelihood. A deviation counts as no more than
     twice that of a typical late step, so that a single one shows no change.
@@ -51,7 +51,7 @@ def change(values: Sequence[tuple[int, int, bool]], least_ns: float) -> int | No
 
 
 def _of_growth(values: Sequence[float], first: int) -> float:
-    """The part of the sum of squares that steady growth from a position on explains."""
+    """Returns the part of the sum of squares that steady growth from a position on explains."""
     count, grown = len(values), len(values) - first
     mean = grown * (grown - 1) / 2 / count
     both: float = sum(map(mul, islice(values, first, None), range(grown))) - mean * sum(values)

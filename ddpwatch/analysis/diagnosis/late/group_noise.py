@@ -63,12 +63,12 @@ class StepBits:
         self._known: dict[int, tuple[int, int]] = {}  # bits, and as of which step: shifted only when they are read
 
     def mask(self, index: int, now: int) -> int:
-        """The bits of one rank."""
+        """Returns the bits of one rank."""
         bits, noted = self._known.get(index, (0, now))
         return bits << min(now - noted, KEEP_STEPS) & ALL_STEPS
 
     def masks(self, now: int) -> dict[int, int]:
-        """The bits of all ranks that have any."""
+        """Returns the bits of all ranks that have any."""
         found = {index: self.mask(index, now) for index in self._known}
         self._known = {index: (bits, now) for index, bits in found.items() if bits}
         return {index: bits for index, bits in found.items() if bits}
@@ -163,18 +163,18 @@ class GroupNoise:
                         exceeded.set(index, self.seen)
 
     def set_apart(self, streak: Streak) -> None:
-        """What a streak showed that is over is more than noise."""
+        """Keeps what a streak showed that is over out of the noise."""
         self._struck.append((streak.since, streak.until))
 
     def forget(self, index: int, since: int, until: int) -> None:
-        """What a rank exceeded in the steps from one to another is more than noise, and does not count again."""
+        """Keeps what a rank exceeded in the steps from one to another out of the noise; it does not count again."""
         bits = self.after(since - 1) & ~self.after(until)
         self._forgotten.set(index, self.seen, bits)
         for exceeded in self.exceeded.values():
             exceeded.clear(index, self.seen, bits)
 
     def after(self, step: int) -> int:
-        """The bits of its steps that came after one."""
+        """Returns the bits of its steps that came after one."""
         return (1 << sum(1 for _ in takewhile(lambda row: row.step > step, reversed(self.rows)))) - 1
 
     def peers(self, index: int) -> list[int]:
@@ -182,7 +182,7 @@ class GroupNoise:
         return [at for at in range(min(len(self.ranks), MOST_COMPARED)) if at != index]
 
     def matters(self, late_ns: float) -> bool:
-        """Whether a deviation may be above a limit, however small noise is."""
+        """Returns whether a deviation may be above a limit, however small noise is."""
         return late_ns > LOW.ns and late_ns > LOW.at(0.0, self.step_ns)
 
     @property
@@ -239,13 +239,16 @@ class GroupNoise:
         return lasting(self.correlation_time, threshold.deviations) if is_known else self.correlation_time
 
     def often_late(self) -> list[int]:
-        """The ranks, by position, that may have a rhythm or a shift; of many, those that are late most often."""
+        """Returns the ranks, by position, that may have a rhythm or a shift.
+
+        Of many, those that are late most often.
+        """
         counts = {index: mask.bit_count() for index, mask in self.exceeded[LOW].masks(self.seen).items()}
         free = [at for at, count in counts.items() if count >= RHYTHM_STRUCK and self.ranks[at] not in self.streaks]
         return sorted(free, key=counts.__getitem__)[-MOST_OFTEN_LATE:] if len(self.ranks) > MANY_RANKS else free
 
     def clean_rate(self, threshold: Threshold, index: int) -> float:
-        """How often a rank like the others exceeds a threshold: as often as the median of them has."""
+        """Returns how often a rank like the others exceeds a threshold: as often as the median of them has."""
         return self._clean_rate(threshold, index)[0]
 
     def alarm_counts(self, threshold: Threshold, index: int) -> tuple[int, ...]:
@@ -254,7 +257,7 @@ class GroupNoise:
         return alarm_counts(rate, len(self.ranks), steps / (steps + CLEAN_WEIGHT) ** 2)
 
     def _clean_rate(self, threshold: Threshold, index: int) -> tuple[float, int]:
-        """The same, and of how many steps it is known."""
+        """Returns the same, and of how many steps it is known."""
         share, steps = self._median_share(threshold, index)
         rate = (share * steps + threshold.clean * CLEAN_WEIGHT) / (steps + CLEAN_WEIGHT)
         return max(threshold.floor, rate), steps
@@ -275,7 +278,7 @@ class GroupNoise:
         return (shares[len(shares) // 2], sum(known.values())) if shares else (0.0, 0)
 
     def _known_steps(self, index: int) -> int:
-        """Of how many of the newest steps it is known whether a rank exceeded a threshold by noise."""
+        """Returns of how many of the newest steps it is known whether a rank exceeded a threshold by noise."""
         forgotten = 0 if self.bias else self._forgotten.mask(index, self.seen).bit_count()
         return len(self.rows) - forgotten
 
@@ -293,14 +296,14 @@ class GroupNoise:
             self.bias = self._estimate_bias(self.rows[-1].error_ns)
 
     def _estimate_bias(self, error_ns: int) -> list[float]:
-        """By how much each rank always differs from the others, as far as the clocks' error explains it."""
+        """Returns by how much each rank always differs from the others, as far as the clocks' error explains it."""
         rows = [row.measured for row in islice(reversed(self.rows), BIAS_STEPS)]
         usual = list(map(median, zip(*rows, strict=True)))
         middle = median(usual)
         return [max(-error_ns, min(error_ns, value - middle)) for value in usual]
 
     def _scale(self, ago: int) -> float:
-        """The standard deviation of noise, from the rows that were the newest so many steps ago."""
+        """Returns the standard deviation of noise, from the rows that were the newest so many steps ago."""
         rows = list(islice(reversed(self.rows), ago, ago + max(1, POOLED // len(self.ranks))))
         if len(self.ranks) == 2:
             return scale([row.measured[0] for row in rows])
@@ -311,13 +314,13 @@ class GroupNoise:
         return scale(values + [0] * alike)
 
     def _changes(self, ago: int) -> float:
-        """The standard deviation of what changes from a row to the next."""
+        """Returns the standard deviation of what changes from a row to the next."""
         rows = list(islice(reversed(self.rows), ago, ago + 1 + max(1, POOLED // len(self.ranks))))
         pairs = pairwise(row.measured[:1] if len(self.ranks) == 2 else row.measured for row in rows)
         return scale([change for one, other in pairs for change in map(sub, one, other)])
 
     def estimate_correlation(self) -> None:
-        """How many successive steps noise makes alike: 1 if each step is independent of the one before."""
+        """Estimates how many successive steps noise makes alike: 1 if each is independent of the one before."""
         if not self._correlation_due:
             return
         ago = self.seen - self._correlation_due
@@ -332,7 +335,10 @@ class GroupNoise:
         self._correlation_due = 0
 
     def _undisturbed_rows(self, ago: int) -> list[array[int] | None]:
-        """The rows before those newest then, newest first; None for a step of a streak, which shows more than noise."""
+        """Returns the rows before those newest then, newest first.
+
+        None for a step of a streak, which shows more than noise.
+        """
         newest = max(CORRELATION_AFTER, min(UNDISTURBED_STEPS, (self.seen - ago) // 2))
         rows = list(islice(reversed(self.rows), ago + newest, ago + newest + CORRELATION_STEPS))
         first = rows[-1].step if rows else 0
@@ -344,7 +350,7 @@ class GroupNoise:
 
 
 def _kept(column: Sequence[int | None], limit: float) -> float:
-    """The correlation of successive values; None is left out."""
+    """Returns the correlation of successive values; None is left out."""
     known = [value for value in column if value is not None]
     middle, limit = median(known), max(1.0, limit)
     noise = [at if -limit <= at <= limit else limit if at > 0 else -limit for at in [one - middle for one in known]]
@@ -359,7 +365,7 @@ def _kept(column: Sequence[int | None], limit: float) -> float:
 
 
 def _middle(masks: Iterable[int], count: int) -> int:
-    """The median of how many steps were late; of ``count`` ranks, those without a mask never were."""
+    """Returns the median of how many steps were late; of ``count`` ranks, those without a mask never were."""
     counts = sorted(map(int.bit_count, masks))
     rank = count // 2 - (count - len(counts))
     return counts[rank] if rank >= 0 else 0

@@ -121,7 +121,7 @@ class LateRank:
         return residues.most_common(1)[0][0] if residues else 0
 
     def _beyond(self) -> list[_Waits]:
-        """The late steps of a rhythm before its first one that was watched, and after the last one.
+        """Returns the late steps of a rhythm before its first one that was watched, and after the last one.
 
         It started, and ended, at one of the unwatched ones up to the next that was on time. Of these, the longer steps
         are its: those that took rather as long as its watched ones than as those in between.
@@ -141,7 +141,7 @@ class LateRank:
 
     @staticmethod
     def _as_usual(steps: Collection[_Waits], seen: Iterable[_Waits], limit: float) -> float:
-        """What steps that it makes late cost: an unwatched one as much as the mean watched one."""
+        """Returns what steps that it makes late cost: an unwatched one as much as the mean watched one."""
         if all(waits.watched for waits in steps):
             return sum(min(waits.ns, limit) for waits in steps)
         usual = [min(waits.ns, limit) for waits in seen]
@@ -162,7 +162,7 @@ class LateRank:
         return waited >= self.streak.step_ns and (self.gain or 0.0) >= WORTH_SHARE
 
     def kind(self, phase: str) -> Kind:
-        """What kind of incident it is, if that phase is why."""
+        """Returns what kind of incident it is, if that phase is why."""
         if not self.streak.constant:
             return "intermittent"
         if self._growing() is not None:
@@ -170,7 +170,7 @@ class LateRank:
         return "slow_input" if phase == "data" else "straggler"
 
     def _growing(self) -> Line | None:
-        """The line along which it has become later and later; None if it has not."""
+        """Returns the line along which it has become later and later; None if it has not."""
         trend, values = self.streak.trend, self.streak.values
         if trend.count < TREND_STEPS:
             return None

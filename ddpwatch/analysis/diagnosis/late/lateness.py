@@ -80,7 +80,7 @@ class GroupLateness:
         return found
 
     def _follow(self, step: int, late: Sequence[int]) -> None:
-        """The open streaks take the step: they go on, end, turn out to have begun earlier, or become others."""
+        """Lets the open streaks take the step: they go on, end, turn out to have begun earlier, or become others."""
         low = self.noise.low_ns
         for rank, streak in list(self.streaks.items()):
             late_ns, before = late[self._positions[rank]], streak.as_late
@@ -106,7 +106,7 @@ class GroupLateness:
             again.named, again.changed = streak.named, streak.changed
 
     def _goes_on(self, streak: Streak) -> bool:
-        """Whether a rank that is no longer late in every step has been late now and then since: that is one streak.
+        """Returns whether a rank that is no longer late in every step still is now and then: that is one streak.
 
         If it was late in nearly all steps, and chance does not explain that, it is not.
         """
@@ -161,7 +161,7 @@ class GroupLateness:
         self._changed.append(changed)
 
     def _shows_better(self, values: Sequence[tuple[int, int, bool]], since: int) -> bool:
-        """Whether a rank's deviations grow because clocks are known better from that step on."""
+        """Returns whether a rank's deviations grow because clocks are known better from that step on."""
         errors = {row.step: row.error_ns for row in self.noise.rows}
         before, after = (
             [(value, errors[step]) for step, value, _ in values if (step >= since) == late] for late in (False, True)
@@ -170,7 +170,7 @@ class GroupLateness:
         return became - was < 2 * (error - rest)
 
     def mean_in(self, streak: Streak) -> float:
-        """The rank's mean deviation in the late steps of a streak, which another figure of it may show.
+        """Returns the rank's mean deviation in the late steps of a streak, which another figure of it may show.
 
         At least: the clocks may be off by the same in all of them.
         """
@@ -188,7 +188,7 @@ class GroupLateness:
         self._forget(self._positions[streak.rank], self.streaks.pop(streak.rank), streak.until)
 
     def release(self, rank: int, until: int) -> None:
-        """What comes after a step may name a rank again; what came up to it, or is a streak by then, does not."""
+        """Lets what comes after a step name a rank again; what came up to it, or is a streak by then, does not."""
         if (index := self._positions.get(rank)) is None:
             return
         if (streak := self.streaks.pop(rank, None)) is not None:
@@ -197,13 +197,13 @@ class GroupLateness:
             self._over[index] = max(until, self._over.get(index, -1))
 
     def _forget(self, index: int, streak: Streak, until: int) -> None:
-        """What was late in a streak that is over does not name the rank again."""
+        """Keeps what was late in a streak that is over from naming the rank again."""
         self._over[index] = until
         self.noise.set_apart(streak)
         self.noise.forget(index, streak.since, until)
 
     def _judge(self, index: int) -> Streak | None:
-        """Whether chance does not explain how often this rank was late: in the longest stretch for which that holds.
+        """Returns the longest streak for which chance does not explain how often this rank was late.
 
         Noise is known better with every step. What exceeded a threshold when noise seemed smaller counts only if it
         exceeds half of what the threshold is now.
@@ -223,14 +223,14 @@ class GroupLateness:
         return self._find_run(index, fresh)
 
     def _fresh(self, index: int) -> int:
-        """The steps since the rank's streak before: bit 0 is the newest one."""
+        """Returns the steps since the rank's streak before: bit 0 is the newest one."""
         over = self._over.get(index, -1)
         if not self.noise.rows or over < self.noise.rows[0].step:
             return ALL_STEPS
         return self.noise.after(over)
 
     def _find_run(self, index: int, fresh: int) -> Streak | None:
-        """The rank's streak if it was late in each of the newest steps of a rhythm, which chance does not explain."""
+        """Returns the rank's streak if each of the newest steps of a rhythm was late, which chance does not explain."""
         noise = self.noise
         for threshold in RARE:
             mask = noise.exceeded[threshold].mask(index, noise.seen) & fresh
@@ -247,11 +247,11 @@ class GroupLateness:
         return None
 
     def _numbers(self) -> Iterator[int]:
-        """The numbers of its steps, newest first."""
+        """Yields the numbers of its steps, newest first."""
         return (row.step for row in reversed(self.noise.rows))
 
     def _alarming(self, mask: int, counts: Sequence[int], lasts: float) -> int | None:
-        """The longest stretch of newest steps of which so many were late that chance does not explain it."""
+        """Returns the longest stretch of newest steps of which so many were late that chance does not explain it."""
         for window, count in zip(reversed(WINDOWS), reversed(counts), strict=True):
             steps = int(window * lasts)
             if steps <= len(self.noise.rows) and (mask & ((1 << steps) - 1)).bit_count() >= count * lasts:
@@ -259,7 +259,7 @@ class GroupLateness:
         return None
 
     def _find_rhythm(self) -> Streak | None:
-        """A streak of the rank that is late in a rhythm, or else of one that is later than the others on average."""
+        """Returns the streak of a rank late in a rhythm, or else of one that is later than the others on average."""
         for find in (find_rhythm, find_shift):
             best = find(self.noise, self._over)
             if best is not None and (streak := self._open(best[0], best[1].late_ns, best[1])) is not None:
@@ -267,7 +267,7 @@ class GroupLateness:
         return None
 
     def _rhythm(self, index: int, steps: int) -> Rhythm | None:
-        """The rhythm, in so many newest steps, of a rank that is known to be late."""
+        """Returns the rhythm, in so many newest steps, of a rank that is known to be late."""
         return rhythm_of(self.noise, index, steps, self._over.get(index, -1), RHYTHM_LIKELY)
 
     def _start(self, index: int, window: int, threshold: Threshold) -> Streak | None:
@@ -279,7 +279,7 @@ class GroupLateness:
         return self._open(index, typical if found is None else found.late_ns, found)
 
     def _open(self, index: int, typical: float, rhythmic: Rhythm | None = None) -> Streak | None:
-        """A new streak, from its first late step on; None if that is too few of them."""
+        """Returns a new streak, from its first late step on; None if that is too few of them."""
         self.noise.estimate_correlation()
         low = self.noise.low_ns
         rows = [row for row in self.noise.rows if row.step > self._over.get(index, -1)]
@@ -315,7 +315,7 @@ class GroupLateness:
 
 @lru_cache
 def run_length(rate: float, ranks: int) -> int:
-    """How many steps of a rhythm in a row exceed a threshold by chance too rarely to matter, in a group of ranks.
+    """Returns how many steps of a rhythm in a row exceed a threshold by chance too rarely to matter, in a group.
 
     Args:
         rate: How often a step does.

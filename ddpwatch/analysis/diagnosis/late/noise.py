@@ -44,7 +44,7 @@ class Threshold(NamedTuple):
     floor: float
 
     def at(self, scale_ns: float, step_ns: float) -> float:
-        """The threshold in ns, for noise and steps of that size."""
+        """Returns the threshold in ns, for noise and steps of that size."""
         return max(self.ns, self.share * step_ns, self.deviations * scale_ns)
 
 
@@ -63,7 +63,7 @@ CLEAN_WEIGHT = 64  # how many steps of a rank what is assumed of clean ranks cou
 
 
 def deviations(launches: Sequence[int]) -> list[int]:
-    """How much later than the median rank each rank launched (ns); of two ranks, than the other.
+    """Returns how much later than the median rank each rank launched (ns); of two ranks, than the other.
 
     No more than `FURTHEST_NS`: launches that a file makes up may be further apart than 64 bits reach.
     """
@@ -78,7 +78,7 @@ def deviations(launches: Sequence[int]) -> list[int]:
 
 
 def scale(values: Sequence[int]) -> float:
-    """The standard deviation of noise (ns), from the shortest stretch that holds a third of the values.
+    """Returns the standard deviation of noise (ns), from the shortest stretch that holds a third of the values.
 
     The others may be anything: ranks that are always late, or first one and then the other.
     """
@@ -91,7 +91,7 @@ def scale(values: Sequence[int]) -> float:
 
 
 def correlation_time(kept: float, count: int) -> float:
-    """How many successive steps noise makes alike: 1 if each step is independent of the one before.
+    """Returns how many successive steps noise makes alike: 1 if each step is independent of the one before.
 
     Args:
         kept: The correlation of successive steps.
@@ -158,26 +158,29 @@ def _of_grid(grid: int) -> float:
 
 
 def _unsure_count(window: int, probability: float, count: int, unsure: float) -> int:
-    """The count that is as many standard deviations beyond the mean, where that is an estimate."""
+    """Returns the count that is as many standard deviations beyond the mean, where that is an estimate."""
     mean = window * probability
     wider = round(mean + (count - mean) * (1 + window * unsure) ** 0.5)
     return wider if wider <= window else _NEVER
 
 
 def at_least(count: int, steps: int, probability: float) -> float:
-    """The chance that at least so many of the steps exceed a threshold which each exceeds with a probability."""
+    """Returns the chance that at least so many steps exceed a threshold, each with a probability."""
     probability = min(MOST_PROBABLE, probability)
     return fsum(exp(_log_chance(late, steps, probability)) for late in range(count, steps + 1))
 
 
 def _log_chance(count: int, steps: int, probability: float) -> float:
-    """The logarithm of the chance that so many of the steps do: it may be far too small, or have too many ways."""
+    """Returns the logarithm of the chance that so many of the steps do.
+
+    It may be far too small, or have too many ways.
+    """
     ways = lgamma(steps + 1) - lgamma(count + 1) - lgamma(steps - count + 1)
     return ways + count * log(probability) + (steps - count) * log1p(-probability)
 
 
 def _alarm_count(window: int, probability: float, allowed: float) -> int:
-    """The least count whose binomial tail is below what is allowed."""
+    """Returns the least count whose binomial tail is below what is allowed."""
     tail = 0.0
     for count in range(window, -1, -1):
         tail += exp(_log_chance(count, window, probability))

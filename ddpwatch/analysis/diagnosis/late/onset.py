@@ -46,7 +46,7 @@ def onset(values: Sequence[int], late_ns: float, scale_ns: float, noise: Sequenc
 
 
 def _most(size: float, deviation: float, noise: Sequence[int]) -> float:
-    """The logarithm of how much likelier a late step can be: noise goes there as often as is seen."""
+    """Returns the logarithm of how much likelier a late step can be: noise goes there as often as is seen."""
     count = max(1, len(noise))
     as_late = sum(value > size for value in noise) / count
     beyond_normal = sum(value > size / 2 for value in noise) / count - 1 + NormalDist().cdf(size / 2 / deviation)

@@ -19,7 +19,7 @@ KNOWN_FROM = 64  # watched steps, that show noise well enough
 
 
 def find_rhythm(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm] | None:
-    """The rank, by position, that is late in a rhythm, by more than noise of any size explains.
+    """Returns the rank, by position, that is late in a rhythm, by more than noise of any size explains.
 
     Args:
         noise: The group's newest steps, and what noise is.
@@ -40,7 +40,7 @@ def find_rhythm(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm
 
 
 def _stands_out(noise: GroupNoise, index: int, steps: int, since: int, found: Rhythm) -> bool:
-    """Whether a rhythm is as sure by the noise before so few steps: in these, all may vary alike by chance.
+    """Returns whether a rhythm is as sure by the noise before so few steps: in these, all may vary alike by chance.
 
     All of these steps must have come after the one that is given.
     """
@@ -55,7 +55,7 @@ def _stands_out(noise: GroupNoise, index: int, steps: int, since: int, found: Rh
 
 
 def rhythm_of(noise: GroupNoise, index: int, steps: int, since: int, sure: float) -> Rhythm | None:
-    """A rank's rhythm in so many newest steps, as far as they came after one."""
+    """Returns a rank's rhythm in so many newest steps, as far as they came after one."""
     rows = [(row.step, row.late[index]) for row in islice(reversed(noise.rows), steps) if row.step > since]
     found = rhythm(rows, noise.most_ns, sure)
     return found if found is not None and found.late_ns >= max(LOW.ns, LOW.share * noise.step_ns) else None
@@ -63,7 +63,7 @@ def rhythm_of(noise: GroupNoise, index: int, steps: int, since: int, sure: float
 
 @lru_cache
 def rhythm_sure(ranks: int, steps: int) -> float:
-    """By how many standard errors a rhythm has to show in so many newest steps, in a group of so many ranks.
+    """Returns by how many standard errors a rhythm has to show in so many newest steps, in a group of so many ranks.
 
     Each look has the same share of the false alarms.
     """

@@ -30,7 +30,7 @@ LASTING_CLIP = 6.0  # standard deviations of what is new in a step: so far a jum
 
 
 def find_shift(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm] | None:
-    """The rank, by position, that is later than the others on average, by more than noise of any size explains.
+    """Returns the rank, by position, that is later than the others on average, by more than noise of any size explains.
 
     It comes with a rhythm of every step.
 
@@ -58,13 +58,13 @@ def find_shift(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm]
 
 
 def _jumps(noise: GroupNoise, index: int, steps: int) -> bool:
-    """Whether a rank was suddenly late in the first of so many newest steps."""
+    """Returns whether a rank was suddenly late in the first of so many newest steps."""
     first, before = noise.rows[-steps].late[index], noise.rows[-steps - 1].late[index]
     return first - noise.kept * before > JUMP * noise.fresh_ns
 
 
 def _shift(noise: GroupNoise, index: int, steps: int, since: int, least: float) -> Rhythm | None:
-    """By how much a rank was later than the others in so many newest steps, as a rhythm of every step.
+    """Returns by how much a rank was later than the others in so many newest steps, as a rhythm of every step.
 
     None if that is not enough standard errors, if some of these steps did not come after the one that is given, or if
     some are much later than others.
@@ -93,12 +93,12 @@ def _shift(noise: GroupNoise, index: int, steps: int, since: int, least: float) 
 
 
 def every_step_is_late(values: Sequence[float], mean: float) -> bool:
-    """Whether a rank that is later by so much on average is not so because some steps are much later than others."""
+    """Returns whether a rank is later by so much in every step, and not much later in some."""
     return median(values) >= SHIFT_MEDIAN * mean
 
 
 def fresh(values: Sequence[float], kept: float, limit: float) -> list[float]:
-    """What is new in each step, newest first; without the oldest step, which only shows what is left of it.
+    """Returns what is new in each step, newest first; without the oldest step, which only shows what is left of it.
 
     Args:
         values: Newest first.
@@ -109,7 +109,7 @@ def fresh(values: Sequence[float], kept: float, limit: float) -> list[float]:
 
 
 def shift(values: Sequence[float], kept: float, variance: float | None) -> tuple[float, float]:
-    """By how much a rank is later than before on average, and by how many standard errors (generalised least squares).
+    """Returns by how much a rank is later than before on average, and in standard errors (generalised least squares).
 
     All of that is new in the first step, and what noise does not keep of it in each step after that.
 
@@ -130,6 +130,6 @@ def shift(values: Sequence[float], kept: float, variance: float | None) -> tuple
 
 @lru_cache
 def shift_sure(ranks: int, lasting: bool) -> float:
-    """By how many standard errors a rank of so many has to be later on average."""
+    """Returns by how many standard errors a rank of so many has to be later on average."""
     looks = sum(1 if lasting else 1 / every for every in LOOKS.values())  # per step, at most
     return -NormalDist().inv_cdf(FALSE_ALARMS / 2 / PINELIS / (FIGURES * looks * ranks))

@@ -51,7 +51,7 @@ class Rhythm(NamedTuple):
     sure: float
 
     def strikes(self, step: int) -> bool:
-        """Whether a step is one of them."""
+        """Returns whether a step is one of them."""
         return step % self.period == self.residue
 
 
@@ -109,7 +109,7 @@ class Streak:
     _shape: tuple[tuple[int, int, float], bool, float, int | None] = ((-1, -1, 0.0), True, 0.0, None)
 
     def limit(self, low: float) -> float:
-        """How late a step has to be, to belong to it."""
+        """Returns how late a step has to be, to belong to it."""
         return self.typical_ns / 2 if self.rhythm is not None else max(low, self.typical_ns / 2)
 
     def add_step(self, step: int, deviation: int, low: float) -> bool:
@@ -152,7 +152,7 @@ class Streak:
         self._due = self.watched + max(1, min(SHAPE_STEPS, self.watched // 16))
 
     def _likelier(self, deviation: int) -> float:
-        """The logarithm of how much likelier a rank that is later on average is to be so late than one on time.
+        """Returns the logarithm of how much likelier a rank that is later on average is to be so late than one on time.
 
         In normal noise, and no more than `MOST_LIKELIER` either way: some steps are outliers.
         """
@@ -185,7 +185,7 @@ class Streak:
         return self.rhythm is not None and self.rhythm.period == 1
 
     def _typical_values(self) -> Iterator[int]:
-        """The deviations of its late steps, newest first; of a rhythm, of all of its steps."""
+        """Yields the deviations of its late steps, newest first; of a rhythm, of all of its steps."""
         if self.rhythm is None:
             return (value for _, value, late in reversed(self.values) if late)
         return (value for step, value, _ in reversed(self.values) if self.rhythm.strikes(step))
@@ -204,7 +204,7 @@ class Streak:
         self._note()
 
     def late_in(self, step: int) -> int | None:
-        """By how much it was late in one of the newest watched steps; None if it was not."""
+        """Returns by how much it was late in one of the newest watched steps; None if it was not."""
         for number, deviation, late in reversed(self.values):
             if number <= step:
                 return deviation if late and number == step else None
@@ -216,13 +216,13 @@ class Streak:
         return tuple(step for step, _, late in self.values if late and step <= self.until)
 
     def shared_with(self, other: Streak) -> float:
-        """The share of its late steps that are late steps of another streak, too."""
+        """Returns the share of its late steps that are late steps of another streak, too."""
         late = {step for step, _, late in self.values if late}
         known = {step for step, _, late in other.values if late}
         return len(late & known) / len(late) if late else 0.0
 
     def outdoes(self, other: Streak) -> bool:
-        """Whether it is late in nearly every step, and another streak was only now and then before."""
+        """Returns whether it is late in nearly every step, and another streak was only now and then before."""
         before = [late for step, _, late in other.values if step < self.since]
         return (
             self.count >= OFTEN * self.watched and len(before) >= SETTLED_STREAK and sum(before) <= SELDOM * len(before)
@@ -251,14 +251,14 @@ class Streak:
         return min(1.0, sum(value <= -limit for _, value, _ in self.values) / late) if late and limit > 0 else 0.0
 
     def _rhythmic_period(self, values: Sequence[tuple[int, int, bool]], typical_ns: float) -> int | None:
-        """The period that shows in all of its steps, where late ones alone show none."""
+        """Returns the period that shows in all of its steps, where late ones alone show none."""
         if self.rhythm is not None and not self.shifted:
             return self.rhythm.period
         found = rhythm([value[:2] for value in values], 2 * typical_ns, RHYTHM_LIKELY)
         return None if found is None else found.period
 
     def _described(self) -> tuple[tuple[int, int, float], bool, float, int | None]:
-        """What follows from its steps, worked out again when there are a few more."""
+        """Returns what follows from its steps, worked out again when there are a few more."""
         if self._shape[0] != self._noted:
             _, until, typical = self._noted
             values = [value for value in self.values if value[0] <= until][SHAPE_STEPS - KEEP_VALUES :]
@@ -275,7 +275,7 @@ class Streak:
 
 
 def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhythm | None:
-    """The rhythm whose steps are later than those in between; None if none is by enough standard errors.
+    """Returns the rhythm whose steps are later than those in between; None if none is by enough standard errors.
 
     Args:
         rows: Steps and deviations.
@@ -310,7 +310,7 @@ def rhythm(rows: Sequence[tuple[int, int]], limit_ns: float, sure: float) -> Rhy
 
 
 def explained(errors: float, count: int) -> float:
-    """The share of the variance of so many values that a difference between two parts of them explains.
+    """Returns the share of the variance of so many values that a difference between two parts of them explains.
 
     Of normal noise, it exceeds that as seldom as a normal distribution exceeds so many standard errors (Student's t, by
     Wallace's approximation).
@@ -320,13 +320,13 @@ def explained(errors: float, count: int) -> float:
 
 
 def standard_errors(share: float, count: int) -> float:
-    """The reverse of `explained`."""
+    """Returns the reverse of `explained`."""
     free = count - 2
     return sqrt(-free * log1p(-min(share, 1 - 1e-12))) * (8 * free + 1) / (8 * free + 3)
 
 
 def newest_run(late: int, steps: Iterable[int], least: int) -> tuple[int, int] | None:
-    """The period in each of whose newest steps a rank was late, and hardly in between; None if there is none.
+    """Returns the period in each of whose newest steps a rank was late, and hardly in between; None if there is none.
 
     Args:
         late: Which steps were late: bit 0 is the newest one.
@@ -374,7 +374,7 @@ def _folded(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int
 
 
 def likely_share(late: int, steps: int) -> float:
-    """The share of late steps to expect of a rank: at least, where it is late now and then.
+    """Returns the share of late steps to expect of a rank: at least, where it is late now and then.
 
     It was found, and its share is counted, when it had been late more often than it mostly is.
     """
@@ -386,12 +386,12 @@ def likely_share(late: int, steps: int) -> float:
 
 
 def end_score(expected: float) -> float:
-    """How far a streak's score may fall before it is over, by the share of late steps that is expected of it."""
+    """Returns how far a streak's score may fall before it is over, by the expected share of late steps."""
     return END_SCORE if expected >= 0.5 else END_SCORE_RARE
 
 
 def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> int | None:
-    """The period whose steps stand out most from those in between; None if none stands out enough.
+    """Returns the period whose steps stand out most from those in between; None if none stands out enough.
 
     Args:
         values: Steps, their deviations, and whether they were late; oldest first.

@@ -44,7 +44,7 @@ class Trend:
         self.add_point(x, y, -1)
 
     def line(self, last: int) -> Line:
-        """The line of the least squares, up to ``last``."""
+        """Returns the line of the least squares, up to ``last``."""
         count, x, y = self.count, self._x, self._y
         xx, xy, yy = count * self._xx - x * x, count * self._xy - x * y, count * self._yy - y * y
         slope = xy / xx if xx else 0.0

@@ -103,12 +103,12 @@ class _Pause:
         return self.phase == "gc" and self.count > REGULAR_AFTER
 
     def is_like(self, ns: int) -> bool:
-        """Whether a mark of that length is one of it: short collections and long ones recur by themselves."""
+        """Returns whether a mark of that length is one of it: short collections and long ones recur by themselves."""
         mean = self.excess_ns / self.count if self.count else ns
         return self.phase != "gc" or mean / ALIKE <= ns <= ALIKE * mean
 
     def is_due(self, step: int) -> bool:
-        """Whether it recurs, and may come again: the time for that is not long over."""
+        """Returns whether it recurs, and may come again: the time for that is not long over."""
         if not self.recurs:
             return False
         longest = max(after - before for before, after in pairwise(self.steps))
@@ -191,7 +191,7 @@ class Pauses:
         return [replace(one, open=True) if pause.is_due(self._step) else one for pause, one in incidents]
 
     def _add_marked(self, facts: StepFacts) -> None:
-        """What marks explain: of all ranks at once, or of the one that is waited for."""
+        """Adds what marks explain: of all ranks at once, or of the one that is waited for."""
         step, split = facts.across.step, facts.split
         for phase in _RECURRING:
             paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
@@ -206,7 +206,7 @@ class Pauses:
                 self._recurring((rank,), phase, facts, ns).add_mark(step, ns, cost, seen=facts.across.counted)
 
     def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
-        """A single step that took far longer than others, and that no mark explains."""
+        """Adds a single step that took far longer than others, and that no mark explains."""
         if 2 * max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0) >= excess:
             return
         ranks, phase = self._who(facts, excess)
@@ -262,7 +262,7 @@ class Pauses:
             self._found = [one for one in self._found if one is not pause]
 
     def _recurring(self, ranks: tuple[int, ...], phase: str, facts: StepFacts, ns: int) -> _Pause:
-        """The one that a mark of that length belongs to."""
+        """Returns the one that a mark of that length belongs to."""
         split, found = facts.split, (one for one in self._found if one.ranks == ranks and one.phase == phase)
         known = (one for one in found if one.is_like(ns))
         pause = next(known, None)
@@ -282,7 +282,7 @@ class Pauses:
 
 
 def _cost(facts: StepFacts, ranks: Sequence[int], excess: int) -> int:
-    """What the others waited for a rank, or what all ranks spent."""
+    """Returns what the others waited for a rank, or what all ranks spent."""
     across = facts.across
     if not ranks:
         return excess * len(across)
@@ -293,7 +293,7 @@ def _cost(facts: StepFacts, ranks: Sequence[int], excess: int) -> int:
 
 
 def _longest_phase(facts: StepFacts, excess: int) -> str:
-    """The phase that all ranks spent most of it in; "" if that is not known."""
+    """Returns the phase that all ranks spent most of it in; "" if that is not known."""
     rows = [figures.phases_ns for figures in facts.across.figures.values()]
     spent = {phase: median(row.get(phase, 0) for row in rows) for phase in PHASES if phase != "other"}
     phase = max(spent, key=spent.__getitem__)
@@ -333,12 +333,12 @@ def _mean(pause: _Pause) -> float:
 
 
 def _waited(pause: _Pause) -> float:
-    """How long each rank waited for it, or was in it."""
+    """Returns how long each rank waited for it, or was in it."""
     return pause.whole_cost_ns / max(1, pause.ranks_in_run - len(pause.ranks))
 
 
 def _regular(steps: Sequence[int]) -> int | None:
-    """The distance of steps, if it is always the same."""
+    """Returns the distance of steps, if it is always the same."""
     gaps = {after - before for before, after in pairwise(steps)}
     return gaps.pop() if len(steps) > REGULAR_AFTER and len(gaps) == 1 else None
 
@@ -382,12 +382,12 @@ def _same(pause: Incident, hang: Incident) -> bool:
 
 
 def _holds(recurring: Incident, steps: range) -> bool:
-    """Whether one of those that recur was in these steps."""
+    """Returns whether one of those that recur was in these steps."""
     if recurring.period is None:
         return any(step in steps for step in recurring.struck)
     return any((step - (recurring.since_step or 0)) % recurring.period == 0 for step in steps)
 
 
 def _longest_ns(pause: Incident) -> float:
-    """What the others waited for the longest one, at most."""
+    """Returns what the others waited for the longest one, at most."""
     return float(pause.evidence["longest_ms"] * NS_PER_MS * max(1, pause.evidence["ranks"] - len(pause.ranks)))

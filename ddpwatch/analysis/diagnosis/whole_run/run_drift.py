@@ -91,12 +91,12 @@ class RunDrift:
 
 
 def _base(blocks: Sequence[StepBlock]) -> float:
-    """What a step took at first."""
+    """Returns what a step took at first."""
     return min(block.ns for block in blocks[:2])
 
 
 def _excess(blocks: Sequence[StepBlock], base: float) -> float:
-    """What all steps took longer than at first: unwatched ones as much as the watched ones after them."""
+    """Returns what all steps took longer than at first: unwatched ones as much as the watched ones after them."""
     ends = [blocks[0].first - 1, *(block.last for block in blocks)]
     return sum(
         max(0.0, block.ns - base) * (last - before)
@@ -105,7 +105,7 @@ def _excess(blocks: Sequence[StepBlock], base: float) -> float:
 
 
 def _rises(blocks: Sequence[StepBlock], share: float = 1.0) -> bool:
-    """Whether steps get slower steadily, by that share of what is enough to start with."""
+    """Returns whether steps get slower steadily, by that share of what is enough to start with."""
     if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
         return False
     values = [block.ns for block in blocks]
@@ -114,6 +114,6 @@ def _rises(blocks: Sequence[StepBlock], share: float = 1.0) -> bool:
 
 
 def _jumps(blocks: Sequence[StepBlock]) -> bool:
-    """Whether a single step made much of the difference."""
+    """Returns whether a single step made much of the difference."""
     jumps = [after.ns - before.ns for before, after in pairwise(blocks)]
     return max(jumps) > JUMP * (blocks[-1].ns - _base(blocks))

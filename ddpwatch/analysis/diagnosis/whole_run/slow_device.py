@@ -60,7 +60,7 @@ class SlowDevice:
         return [*self._ended, *([] if self._lasting is None else [self._lasting.incident(is_open=True)])]
 
     def _found(self, now_ns: int) -> _Slowdown | None:
-        """Whether the newest steps are slower, for a reason that was not there before."""
+        """Returns whether the newest steps are slower, for a reason that was not there before."""
         blocks = list(self._blocks)
         before, newest = blocks[:-NEWEST], blocks[-NEWEST:]
         if len(before) < FEWEST_BEFORE:

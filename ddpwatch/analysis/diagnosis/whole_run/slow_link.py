@@ -58,7 +58,7 @@ class _GroupTransfers:
         self.seen = transfers.step
 
     def became_slower(self, longest_ns: int) -> bool:
-        """Whether each of the newest steps is slower than those before."""
+        """Returns whether each of the newest steps is slower than those before."""
         if len(self._older) < FEWEST_BEFORE:
             return False
         base = self._older.median
@@ -128,7 +128,7 @@ class SlowLink:
             del self._groups[group]
 
     def _add_group(self, group: int, across: StepAcrossRanks) -> None:
-        """A group's transfers have become slower."""
+        """Takes a group's transfers, which may have become slower."""
         one = self._slow[group] = self._groups[group]
         one.moved = _moved(across, group)
         self._ranks.update(across.members_of(group) or across.members)
@@ -194,7 +194,7 @@ class SlowLink:
 
 
 def _transfers(across: StepAcrossRanks) -> dict[int, _Transfers]:
-    """What the transfers of each group add up to; one within the clocks' error takes that at most."""
+    """Returns what the transfers of each group add up to; one within the clocks' error takes that at most."""
     skew, found = across.skew, dict[int, tuple[int, int]]()
     for key, bucket in skew.buckets.items():
         least, most = found.get(key[3], (0, 0))
@@ -204,7 +204,7 @@ def _transfers(across: StepAcrossRanks) -> dict[int, _Transfers]:
 
 
 def _moved(across: StepAcrossRanks, group: int) -> float:
-    """What crosses each rank's link in a step, as busbw counts it (bytes); of transfers that are known."""
+    """Returns what crosses each rank's link in a step, as busbw counts it (bytes); of transfers that are known."""
     buckets = across.skew.buckets
     rates = ((buckets[key].transfer, rate) for key, rate in bus_bandwidths(across).items() if key[3] == group)
     return sum(ns * rate / 1e9 for ns, rate in rates if ns is not None and rate is not None)

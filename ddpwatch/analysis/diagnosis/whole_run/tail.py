@@ -33,7 +33,7 @@ class Tail:
         self._excess.add_value(longest if beyond else max(0.0, excess_ns))
 
     def end(self, usual_ns: float) -> float:
-        """The excess that chance goes beyond once in 1 / `TAIL_ALARMS` steps."""
+        """Returns the excess that chance goes beyond once in 1 / `TAIL_ALARMS` steps."""
         count = len(self._excess)
         most = max(FEWEST_IN_TAIL, int(TAIL_SHARE * count))
         longest = self._excess.largest(most + 1)

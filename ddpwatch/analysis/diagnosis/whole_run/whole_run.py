@@ -160,7 +160,10 @@ class WholeRun:
         self._order = _order(keys)
 
     def _which(self, bucket: ModuleBucket) -> str:
-        """Whether it is the first one, in the middle, the last one, or the only one; empty if that is not known."""
+        """Returns whether it is the first one, in the middle, the last one, or the only one.
+
+        Empty if that is not known.
+        """
         if bucket not in self._order:
             return ""
         if len(self._order) == 1:
@@ -168,7 +171,7 @@ class WholeRun:
         return {self._order[0]: "first", self._order[-1]: "last"}.get(bucket, "middle")
 
     def _share_incidents(self, share: _Share, names: LayerNames | None) -> Iterator[Incident]:
-        """What lasts or comes again soon is one incident. What a slower link explains is none."""
+        """Yields what lasts or comes again soon is one incident. What a slower link explains is none."""
         joined: list[_Spell] = []
         for spell in (*share.over, *([] if share.spell is None else [share.spell])):
             if share is self._exposed and self._slower_link_explains(spell.since, spell is share.spell):
@@ -182,7 +185,7 @@ class WholeRun:
             yield self._share_incident(share, spell, names, is_open)
 
     def _slower_link_explains(self, since: int, is_open: bool) -> bool:
-        """Whether transfers are only exposed while they are slower, or were a window ago.
+        """Returns whether transfers are only exposed while they are slower, or were a window ago.
 
         Args:
             since: The first step in which they are exposed.
@@ -236,17 +239,17 @@ class WholeRun:
 
 @lru_cache(maxsize=64)
 def _order(keys: BucketKeys) -> tuple[ModuleBucket, ...]:
-    """The buckets as they are launched; none if each is used more than once."""
+    """Returns the buckets as they are launched; none if each is used more than once."""
     return () if any(key[4] for key in keys) else tuple(dict.fromkeys(key[:2] for key in keys))
 
 
 def _input(split: StepSplit) -> int:
-    """What ranks waited for data."""
+    """Returns what ranks waited for data."""
     return split.accounts.get(("input", "data"), 0)
 
 
 def _common_input(facts: StepFacts) -> int:
-    """What all ranks alike wait for data: three quarters of them at least that long."""
+    """Returns what all ranks alike wait for data: three quarters of them at least that long."""
     if _input(facts.split) < WORTH_A_LOOK * facts.split.total:
         return 0
     waits = sorted(figures.phases_ns.get("data", 0) for figures in facts.across.figures.values())

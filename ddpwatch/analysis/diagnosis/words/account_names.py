@@ -14,7 +14,7 @@ _OTHER = {
 
 
 def account_name(account: str, rank: int | None, phase: str) -> str:
-    """What the time of an account went into, without the phase in which a rank was slow."""
+    """Returns what the time of an account went into, without the phase in which a rank was slow."""
     match account:
         case "waiting":
             return f"waiting for rank {rank}"
@@ -28,6 +28,6 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
 
 
 def account_in_phase(account: str, rank: int | None, phase: str) -> str:
-    """The same, followed by that phase."""
+    """Returns the same, followed by that phase."""
     name = account_name(account, rank, phase)
     return f"{name} ({phase})" if rank is not None and phase else name

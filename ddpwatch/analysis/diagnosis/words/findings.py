@@ -15,7 +15,7 @@ Finding = dict[str, Any]
 
 
 def findings(report: dict[str, Any]) -> list[Finding]:
-    """What stands out in a report (see `ReportBuilder.report`), worst first: its incidents, and notes on the recording.
+    """Returns what stands out in a report (`ReportBuilder.report`), worst first: its incidents, and notes.
 
     Each has ``kind``, ``severity`` (error, warning, info), ``rank``, ``bucket``, ``message``, ``evidence``.
     """
@@ -24,7 +24,10 @@ def findings(report: dict[str, Any]) -> list[Finding]:
 
 
 def notes(report: dict[str, Any]) -> list[Finding]:
-    """What is worth knowing and no incident: frames that are missing, ranks that count differently. Keys as above."""
+    """Returns what is worth knowing and no incident.
+
+    Frames that are missing, ranks that count differently. Keys as above.
+    """
     found = [*_off(report), *_recording(report), *_drops(report), *_counts(report), *_others(report), *_torch(report)]
     return _worst_first(found)
 
@@ -58,7 +61,7 @@ def _finding(
 
 
 def describe_end(end: dict[str, Any]) -> str:
-    """How a rank ended: the reason, where it was, and which buckets were in flight.
+    """Returns how a rank ended: the reason, where it was, and which buckets were in flight.
 
     The text is part of the report's JSON, so it keeps its words, where a verdict has others.
 
@@ -110,7 +113,7 @@ def _recording(report: dict[str, Any]) -> list[Finding]:
 
 
 def _missing_ranks(files: list[int] | None, world_size: int) -> list[Finding]:
-    """Of recordings in which every rank has its own file."""
+    """Says which ranks are missing from recordings in which every rank has its own file."""
     missing = [] if files is None else sorted(set(range(world_size)) - set(files))
     if not missing:
         return []
@@ -121,7 +124,7 @@ def _missing_ranks(files: list[int] | None, world_size: int) -> list[Finding]:
 
 
 def _off(report: dict[str, Any]) -> list[Finding]:
-    """What ddpwatch has stopped seeing after an error of its own."""
+    """Returns what ddpwatch has stopped seeing after an error of its own."""
     return [
         _finding("off", "warning", off["message"], feature=off["feature"], ranks=list(off["ranks"]), step=off["step"])
         for off in report.get("off", ())

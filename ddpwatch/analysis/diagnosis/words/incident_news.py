@@ -41,7 +41,7 @@ class IncidentNews:
         self._absent_ns: dict[Key, int] = {}
 
     def take_incidents(self, incidents: Sequence[Incident], at_ns: int) -> list[News]:
-        """What is new. ``at_ns`` is the time of the look."""
+        """Returns what is new. ``at_ns`` is the time of the look."""
         found = {_key(incident): incident for incident in incidents}
         news = [item for key, incident in found.items() for item in self._one(key, incident, found)]
         for key in [key for key in self._open if key not in found]:
@@ -79,7 +79,7 @@ def _key(incident: Incident) -> Key:
 
 
 def _same(before: Incident, now: Incident) -> bool:
-    """Whether an incident goes on under another key: its start was seen later, or a hang has become a pause."""
+    """Returns whether an incident goes on under another key: its start was seen later, or a hang has become a pause."""
     if _family(before.kind) == _family(now.kind):
         return before.ranks == now.ranks or "hang" in (before.kind, now.kind)
     return before.kind == "hang" and now.kind == "pause" and (before.ranks == now.ranks or not now.ranks)
@@ -89,7 +89,7 @@ def _same(before: Incident, now: Incident) -> bool:
 
 
 def message_text(incident: Incident) -> str:
-    """What happened, and the cause outside the job."""
+    """Returns what happened, and the cause outside the job."""
     return incident.message + (f" ({incident.device})" if incident.device else "")
 
 
@@ -100,7 +100,7 @@ def seconds_text(ns: float) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """A share in percent, with one decimal. A hang that lasts may have cost more than all steps before it."""
+    """Returns a share in percent, with one decimal. A hang that lasts may have cost more than all steps before it."""
     return ">100 %" if share is not None and share > 1 else percent(share, 1)
 
 
@@ -120,12 +120,12 @@ def steps_text(incident: Incident) -> str:
 
 
 def account_text(account: Account) -> str:
-    """What the time of an account went into."""
+    """Returns what the time of an account went into."""
     return account_in_phase(account.name, account.rank, account.phase)
 
 
 def lost_accounts(lost: LostTime) -> list[Account]:
-    """The accounts of lost time, largest first."""
+    """Returns the accounts of lost time, largest first."""
     return [account for account in lost.accounts if account.name in LOST]
 
 

@@ -60,5 +60,5 @@ def lost_row(lost: LostTime) -> dict[str, Any]:
 
 
 def row_stacks(row: dict[str, Any]) -> list[str]:
-    """Where the ranks of a hang are, from its row (see `stack_lines`)."""
+    """Returns where the ranks of a hang are, from its row (see `stack_lines`)."""
     return stack_lines(Incident(row["kind"], row["severity"], "", tuple(row["ranks"]), evidence=row["evidence"]))

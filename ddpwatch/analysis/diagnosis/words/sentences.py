@@ -15,23 +15,23 @@ class LayerNames(Protocol):
     """The names of parameters; "" where a name is not known."""
 
     def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
-        """The first parameter of a bucket, on a rank, of a module; of a parameter group its name."""
+        """Returns the first parameter of a bucket, on a rank, of a module; of a parameter group its name."""
 
     def unit(self, rank: int | None = None) -> str:
-        """What is communicated: bucket, or parameter group."""
+        """Returns what is communicated: bucket, or parameter group."""
 
     def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
         """All parameters of a bucket, on a rank, of a module; empty if they are not known."""
 
     def layer(self, param: int, rank: int | None = None) -> str:
-        """The parameter with that id, on a rank."""
+        """Returns the parameter with that id, on a rank."""
 
 
 _PAUSE_NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
 
 
 def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
-    """What a late rank does, or did, and why, as far as that is known."""
+    """Returns what a late rank does, or did, and why, as far as that is known."""
     rank, evidence = incident.ranks[0], incident.evidence
     is_late, gets, takes = ("is late", "gets", "takes") if incident.open else ("was late", "got", "took")
     text = f"rank {rank} {is_late} by {in_ms(evidence['late_ms'] * NS_PER_MS)}{_how_often(incident)}"
@@ -68,12 +68,12 @@ def ordinal(number: int) -> str:
 
 
 def unit(names: LayerNames | None, rank: int | None = None) -> str:
-    """What is communicated: bucket, or parameter group."""
+    """Returns what is communicated: bucket, or parameter group."""
     return "bucket" if names is None else names.unit(rank)
 
 
 def bucket_named(bucket: ModuleBucket, names: LayerNames | None, rank: int | None = None) -> str:
-    """The bucket's index, with its module's number unless that is 0, and its first parameter, if known."""
+    """Returns the bucket's index, with its module's number unless that is 0, and its first parameter, if known."""
     module, index = bucket
     number = f"{module}:{index}" if module else str(index)
     layer = names.bucket_layer(index, rank, module) if names is not None else ""
@@ -81,7 +81,7 @@ def bucket_named(bucket: ModuleBucket, names: LayerNames | None, rank: int | Non
 
 
 def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int, count: int) -> str:
-    """A pause of one rank or of all."""
+    """Returns a pause of one rank or of all."""
     who = ranks_named(ranks) if ranks else "every rank"
     what = _PAUSE_NOUNS.get(phase, phase)
     why = f" ({what})" if phase in _PAUSE_NOUNS or phase == "validation" else f" {place(phase)}" if phase else ""

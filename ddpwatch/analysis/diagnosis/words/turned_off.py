@@ -57,7 +57,7 @@ class TurnedOff:
             self._marks.setdefault(message.off, {}).setdefault(message.rank, message)
 
     def has(self, feature: str) -> bool:
-        """Whether a feature is off on some rank, or all watching."""
+        """Returns whether a feature is off on some rank, or all watching."""
         return feature in self._marks or WATCHING in self._marks
 
     def found(self) -> list[Off]:

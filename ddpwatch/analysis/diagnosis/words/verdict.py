@@ -53,7 +53,7 @@ def verdict(
     forwards: bool | None = False,
     issued: bool | None = None,
 ) -> Verdict:
-    """What matters most: a death, a hang, what costs most of a step at the moment; else how communication is hidden.
+    """Returns what matters most: a death, a hang, what costs most of a step; else how communication is hidden.
 
     Args:
         summary: The newest steps.
@@ -81,7 +81,7 @@ def verdict(
 
 
 def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
-    """The verdict while nothing is known of some ranks: these are not to blame, and not said to be well.
+    """Returns the verdict while nothing is known of some ranks: these are not to blame, and not said to be well.
 
     Args:
         found: The verdict on what is known.
@@ -97,7 +97,7 @@ def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
 
 
 def _matters_now(incident: Incident) -> bool:
-    """Whether it lasts, and costs enough, or has harmed the run for good."""
+    """Returns whether it lasts, and costs enough, or has harmed the run for good."""
     if not incident.open:
         return incident.kind in _FOR_GOOD
     return incident.gain is None or incident.gain >= WORTH_SAYING
@@ -108,7 +108,7 @@ def _urgency(incident: Incident) -> tuple[bool, float]:
 
 
 def of_incident(incident: Incident) -> Verdict:
-    """An incident as a verdict, with what a step would gain without it."""
+    """Returns an incident as a verdict, with what a step would gain without it."""
     text = incident.message + (f" ({incident.device})" if incident.device else "")
     if incident.gain:
         text += f"; {without(incident)}, a step would be {_percent(incident.gain)} shorter"
@@ -177,7 +177,7 @@ def _past(incidents: Sequence[Incident]) -> str:
 
 
 def _named(incident: Incident) -> str:
-    """What an incident was, whose, and when, as short as can be."""
+    """Returns what an incident was, whose, and when, as short as can be."""
     whose = f" of {ranks_named(incident.ranks)}" if incident.ranks else ""
     since, until = incident.since_step, incident.until_step
     when = "" if since is None else f" at step {since}" if until in (None, since) else f" in steps {since}–{until}"

@@ -99,7 +99,7 @@ def _without_step(forwards: bool | None) -> Why:
 
 
 def _wrapped(found: Sequence[Process], facts: Facts) -> Why:
-    """Of a model in DDP or FSDP2, which has no run."""
+    """Says why a model in DDP or FSDP2 has no run."""
     if refused := next((process.refused for process in found if process.refused), ""):
         return Why(f"a model in DDP or FSDP2 cannot be watched: {refused}")
     if facts.over:
@@ -108,7 +108,7 @@ def _wrapped(found: Sequence[Process], facts: Facts) -> Why:
 
 
 def _raised(processes: Sequence[Process]) -> Why | None:
-    """The exception that has ended most ranks, once; that of another process, if no rank has raised one."""
+    """Returns the exception that has ended most ranks, once; that of another process, if no rank has raised one."""
     raised = [process for process in processes if process.error and not process.launches]
     ranks = [process for process in raised if process.rank is not None]
     errors = [process.error for process in ranks or raised]
@@ -121,7 +121,7 @@ def _raised(processes: Sequence[Process]) -> Why | None:
 
 
 def _without_model(found: Sequence[Process], facts: Facts) -> Why:
-    """How far the job has come."""
+    """Returns how far the job has come."""
     ranks = list(_by_rank(found).values())
     launched = any(process.launches for process in found)
     size = max((process.group or 0 for process in ranks), default=0)
@@ -151,7 +151,7 @@ def _by_rank(processes: Sequence[Process]) -> dict[int, Process]:
 
 
 def _progress(ranks: Sequence[Process]) -> str:
-    """How far the ranks of this host have come, while some are not in a process group."""
+    """Returns how far the ranks of this host have come, while some are not in a process group."""
     total = max(len(ranks), *(process.ranks or 0 for process in ranks))
     importing = sum(not process.torch for process in ranks)
     joined = sum(process.group is not None for process in ranks)
@@ -169,7 +169,7 @@ def _progress(ranks: Sequence[Process]) -> str:
 
 
 def _so_far(facts: Facts, text: str, hint: str) -> Why:
-    """What may still change; then a hint would come too early."""
+    """Returns what may still change; then a hint would come too early."""
     if facts.over:
         return Why(text, hint)
     return Why(f"{text} so far", hint if facts.seconds > PATIENCE_S else "")

@@ -27,17 +27,17 @@ _ITS_PHASES = {
 
 
 def phase_named(phase: str) -> str:
-    """A rank's phase of a step, as the subject of a sentence about that rank."""
+    """Returns a rank's phase of a step, as the subject of a sentence about that rank."""
     return _ITS_PHASES.get(phase, f"its {phase}")
 
 
 def place(phase: str) -> str:
-    """Where a rank was that was in a phase of a step, or in a pause."""
+    """Returns where a rank was that was in a phase of a step, or in a pause."""
     return _PLACES.get(phase, f"in {phase}")
 
 
 def in_live_phase(phase: str, step: int) -> str:
-    """Where a heartbeat says that training is."""
+    """Returns where a heartbeat says that training is."""
     if phase in LIVE_PHASES:
         return f"{LIVE_PHASES[phase]} at step {step}"
     return f"in {phase or 'an unknown phase'} of step {step}"
@@ -67,7 +67,7 @@ def without(incident: Incident) -> str:
 
 
 def how_ended(reason: str, detail: str, signal: int | None) -> str:
-    """The end of a rank or a run that did not finish, as a predicate."""
+    """Returns the end of a rank or a run that did not finish, as a predicate."""
     if reason == "killed":
         return f"was killed ({detail or f'signal {signal}'})"
     if detail.startswith("exited with code"):
@@ -77,14 +77,14 @@ def how_ended(reason: str, detail: str, signal: int | None) -> str:
 
 
 def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
-    """Where a rank was when it ended, as far as that is known."""
+    """Returns where a rank was when it ended, as far as that is known."""
     text = "" if step is None else f" at step {step}"
     text += f" {_ENDS.get(phase, f'in {phase}')}" if phase else ""
     return text + (f", {buckets_named(in_flight)} in flight" if in_flight else "")
 
 
 def stack_lines(incident: Incident) -> list[str]:
-    """Where the ranks of a hang are: the call sites, then the innermost calls of each rank."""
+    """Returns where the ranks of a hang are: the call sites, then the innermost calls of each rank."""
     evidence = incident.evidence
     sites: Mapping[int, str] = evidence.get("call_sites", {})
     lines = [f"rank {rank} {_role(rank, incident)} {site}" for rank, site in sites.items()]
