@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.jobs import PATIENCE_S, SCRIPTS, Job
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name before Python 3.11")
 SHAPES = {"ddp": 50, "ddp_with_a_comm_hook": 2, "fsdp2": 50}  # and how many functions at least are tried by signals
 PRELOAD = (
     "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.job.auto", "torch.distributed.fsdp",
@@ -20,6 +19,7 @@ PRELOAD = (
 LEAST = 100  # functions of each shape: fewer, and the search has missed some
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name before Python 3.11")
 @pytest.mark.seconds(60)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("run_directory")
@@ -42,3 +42,16 @@ def test_each_function_raises_once(shape: str, tmp_path: Path) -> None:
         assert tried["not called again"] <= 3  # what an error before has left undone
         print(f"torch {found['torch']}, {shape}, rank {rank}: {tried['error']} functions raised, and by a signal "
               f"{tried['signal']}; {len(found['doors'])} are called by the job's code")  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "exits", "exits hard", "forks"])
+@pytest.mark.usefixtures("run_directory")
+def test_what_runs_at_the_end_raises(how: str, tmp_path: Path) -> None:
+    """Exit handlers, `os._exit`, and what forked children run; the job ends as the unwatched one does."""
+    ends = []
+    for files in ([], [str(tmp_path / "raised")]):
+        with Job(SCRIPTS / "end_raises.py", how, *files, ranks=1, log=tmp_path / "log") as job:
+            ends.append((job.process.wait(PATIENCE_S), job.output()))
+    assert (tmp_path / "raised").exists()
+    assert ends[1] == ends[0]
+    assert "the job's own line" in ends[0][1]
