@@ -88,7 +88,7 @@ class Launch:
             self._environment |= {"DDPWATCH_RECORD": str(record), **limits}
 
     def runs(self) -> list[RunInfo]:
-        """This job's live runs: one, or one per restart."""
+        """Returns this job's live runs: one, or one per restart."""
         return [info for info in rundir.live_runs() if info.run_id.startswith(self.name) or info.launched == self.name]
 
     def recording_errors(self) -> list[str]:
@@ -113,7 +113,7 @@ class Launch:
         return [f"nothing was watched: {clean(str(self.why(over=True)))}"]
 
     def why(self, over: bool = False) -> Why:
-        """Why nothing is watched; ``over``: why nothing was."""
+        """Returns why nothing is watched; ``over``: why nothing was."""
         from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
 
         found = None if self._startup is None else startup.read(self._startup)
@@ -221,7 +221,7 @@ class Launch:
 
 
 def why_unwatched() -> str:
-    """Why a job that is started now runs unwatched; empty if nothing speaks against watching it."""
+    """Returns why a job that is started now runs unwatched; empty if nothing speaks against watching it."""
     if os.environ.get("DDPWATCH") == "0":
         return "DDPWATCH=0"
     try:
@@ -371,7 +371,7 @@ def _require_command(command: Sequence[str]) -> None:
 
 
 def _refusal(command: str, error: OSError) -> UsageError:
-    """Why a command cannot be started, with a hint."""
+    """Returns why a command cannot be started, with a hint."""
     name = shlex.quote(command)
     if isinstance(error, PermissionError) and Path(command).is_dir():
         return UsageError(f"{name} is a directory", "give the whole command after --")

@@ -57,11 +57,10 @@ class _Frames(Mapping[int, Step]):
         return iter(self._frames)
 
     def values(self) -> ValuesView[Step]:
-        """See `Mapping.values`; without a look-up per rank as long as nothing is packed."""
+        """Returns the values, without a look-up per rank as long as nothing is packed."""
         return super().values() if self.packed else cast("ValuesView[Step]", self._frames.values())
 
     def items(self) -> ItemsView[int, Step]:
-        """See `values`."""
         return super().items() if self.packed else cast("ItemsView[int, Step]", self._frames.items())
 
     def __len__(self) -> int:
@@ -90,11 +89,10 @@ class _Figures(Mapping[int, StepFigures]):
         return len(self._frames)
 
     def values(self) -> ValuesView[StepFigures]:
-        """See `Mapping.values`; without a look-up per rank once all are known."""
+        """Returns the values, without a look-up per rank once all are known."""
         return self.known.values() if self._all_known() else super().values()
 
     def items(self) -> ItemsView[int, StepFigures]:
-        """See `values`."""
         return self.known.items() if self._all_known() else super().items()
 
     def _all_known(self) -> bool:
@@ -178,7 +176,7 @@ class StepAcrossRanks:
             self.start_ns, self.end_ns = min(self.start_ns, start), max(self.end_ns, start + frame.duration_ns)
 
     def start_of(self, rank: int) -> int:
-        """When a rank's step started, on the time line (ns)."""
+        """Returns when a rank's step started, on the time line (ns)."""
         return self.ranks[rank].start_ns + self._offset_of(rank)
 
     def _offset_of(self, rank: int) -> int:
@@ -207,7 +205,7 @@ class StepAcrossRanks:
                 self._include(frame)
 
     def facts_of(self, rank: int) -> RankFacts:
-        """One rank's share, computed on the first call."""
+        """Returns one rank's share, computed on the first call."""
         found = self._facts.get(rank)
         if found is None:
             offset = self._offset_of(rank) if self.shifts else 0
@@ -215,7 +213,7 @@ class StepAcrossRanks:
         return found
 
     def all_facts(self) -> dict[int, RankFacts]:
-        """Every rank's share."""
+        """Returns every rank's share."""
         if len(self._facts) < len(self._frames):
             self._find_facts()
         return self._facts
@@ -247,7 +245,7 @@ class StepAcrossRanks:
         return self.skew.wait.get(rank)
 
     def row(self, metric: str) -> array[float]:
-        """One of `METRICS` for every rank, in the order of the ranks: ns (overlap: a ratio), NaN if unknown."""
+        """Returns one of `METRICS` for every rank, in the order of the ranks: ns (overlap: a ratio), NaN if unknown."""
         if metric not in self._rows:
             read = _READERS[metric]
             values = (read(self, rank) for rank in sorted(self._frames))

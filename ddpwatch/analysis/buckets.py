@@ -104,7 +104,7 @@ class BucketTable:
         return [self._row(bucket) for bucket in sorted(self.steps[max(self.steps)], key=_place)]
 
     def history(self, bucket: Bucket) -> list[tuple[int, BucketStep]]:
-        """One bucket step by step, oldest first."""
+        """Returns one bucket step by step, oldest first."""
         return [(step, rows[bucket]) for step, rows in sorted(self.steps.items()) if bucket in rows]
 
     def _row(self, bucket: Bucket) -> BucketSummary:
@@ -143,7 +143,7 @@ def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], 
 
 
 def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp = ALL_REDUCE) -> float | None:
-    """Bus bandwidth in bytes/s after nccl-tests; None without a transfer.
+    """Returns bus bandwidth in bytes/s after nccl-tests; None without a transfer.
 
     That is bytes / transfer times (n-1)/n, and twice that for an all-reduce, which moves everything twice.
     """
@@ -294,7 +294,7 @@ def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:
 
 
 def _medians(columns: Sequence[Sequence[int | None]]) -> list[float | None]:
-    """Per bucket the median over the ranks, of a column per rank."""
+    """Returns per bucket the median over the ranks, of a column per rank."""
     if True in [None in column for column in columns]:
         return [p50(values) for values in zip(*columns, strict=True)]
     known = zip(*cast("Sequence[Sequence[int]]", columns), strict=True)

@@ -130,7 +130,7 @@ class ClockOffset:
         return bool(self._polygon)
 
     def _box(self, bounds: Sequence[Bound]) -> list[Corner]:
-        """All offsets that the bounds leave with any drift; no corners if none."""
+        """Returns all offsets that the bounds leave with any drift; no corners if none."""
         low, high = -math.inf, math.inf
         for bound in bounds:
             ms, value = self._relative(bound)
@@ -155,7 +155,10 @@ class ClockOffset:
         return kept
 
     def _relative(self, bound: Bound) -> tuple[float, float]:
-        """Time (ms) and value of a bound, from the origin. The farther away, the more the drift may have changed."""
+        """Returns the time (ms) and value of a bound, from the origin.
+
+        The farther away, the more the drift may have changed.
+        """
         ms = (bound.at_ns - self._origin_ns) / 1e6
         slack = STRAY_PPM * abs(ms) + ROUNDING_NS
         return ms, bound.value - self._origin_offset - bound.side * slack

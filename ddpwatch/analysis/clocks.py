@@ -108,7 +108,7 @@ class ClockDomains:
             self.offset(*pair).add_bounds(*bounds)
 
     def shifts(self, steps: Mapping[int, Step]) -> dict[int, Shift]:
-        """Per rank of a step what puts it onto a common time line, as far as is known by now.
+        """Returns per rank of a step what puts it onto a common time line, as far as is known by now.
 
         That of the lowest rank's clock, where a chain of bounded offsets leads there. Other clocks share time lines
         among themselves. Ranks without a hello are left out.
@@ -126,7 +126,7 @@ class ClockDomains:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _stamps(self, steps: Mapping[int, Step]) -> dict[_Collective, dict[Clock, tuple[int, int]]]:
-        """Per collective the last launch and the first done on each clock."""
+        """Returns per collective the last launch and the first done on each clock."""
         found: defaultdict[_Collective, dict[Clock, tuple[int, int]]] = defaultdict(dict)
         for rank, step in steps.items():
             if (clock := self._clocks.get(rank)) is not None:

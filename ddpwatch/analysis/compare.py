@@ -221,7 +221,7 @@ def _identity(incident: dict[str, Any]) -> tuple[str, tuple[int, ...], str | Non
 
 
 def _block_medians(values: Sequence[float]) -> list[float]:
-    """Medians of consecutive blocks, long enough that neighbours are nearly independent."""
+    """Returns medians of consecutive blocks, long enough that neighbours are nearly independent."""
     count = max(FEWEST_BLOCKS, min(MOST_BLOCKS, len(values) // STEPS_PER_BLOCK))
     while True:
         edges = [round(block * len(values) / count) for block in range(count + 1)]
@@ -251,12 +251,12 @@ def _interval(
 
 
 def _reach(spread: float, blocks: int) -> float:
-    """Half the width of the interval: Student's t, and a correction for the few blocks of the bootstrap."""
+    """Returns half the width of the interval: Student's t, and a correction for the few blocks of the bootstrap."""
     return spread * math.sqrt(blocks / (blocks - 1)) * _student(CONFIDENCE, blocks - 1)
 
 
 def _student(confidence: float, freedom: int) -> float:
-    """Quantile of Student's t, by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
+    """Returns the quantile of Student's t, by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96

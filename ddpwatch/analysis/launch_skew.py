@@ -264,7 +264,7 @@ def _numbered_keys(fact: RankFacts) -> list[tuple[BucketKey, int | None]]:
 
 
 def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, ...]) -> Sequence[_Stamp]:
-    """One of a rank's columns, reduced to the given buckets in their order."""
+    """Returns one of a rank's columns, reduced to the given buckets in their order."""
     if fact.keys == keys:
         return column
     positions = {key: position for position, key in enumerate(fact.keys)}
@@ -272,7 +272,7 @@ def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, .
 
 
 def _last_starts(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], launches: Sequence[int]) -> Sequence[int]:
-    """Per bucket the latest start, which is the latest launch where no start is known."""
+    """Returns per bucket the latest start, which is the latest launch where no start is known."""
     if False not in [fact.start is fact.launch for fact in found]:
         return launches
     return list(map(max, zip(*(_aligned(fact.start, fact, keys) for fact in found), strict=True)))

@@ -46,7 +46,7 @@ class Layouts(Mapping[LayoutKey, Layout]):
             self._bytes -= _size(self._known.pop(next(iter(self._known))))
 
     def layer(self, param: int, rank: int | None = None) -> str:
-        """Name of a parameter, from the newest layout that has it; "" if none has.
+        """Returns the name of a parameter, from the newest layout that has it; "" if none has.
 
         Args:
             param: Its id.
@@ -100,6 +100,6 @@ def _grouping(layout: Layout) -> tuple[object, ...]:
 
 
 def _size(layout: Layout) -> int:
-    """About how much memory a layout takes, in bytes."""
+    """Returns about how much memory a layout takes, in bytes."""
     names = sum(64 + len(name) for name in layout.params)
     return names + sum(128 + 16 * len(bucket.params) for bucket in layout.buckets)

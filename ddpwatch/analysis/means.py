@@ -186,7 +186,7 @@ def summed(rows: Sequence[Mapping[_Name, int]]) -> dict[_Name, int]:
 
 
 def merged(several: Iterable[Sums]) -> Sums:
-    """All of them together."""
+    """Returns all of them together."""
     total = Sums()
     for sums in several:
         total.merge(sums)

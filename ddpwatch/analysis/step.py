@@ -134,7 +134,10 @@ def _in_any_order(step: Step) -> _Split:
 
 
 def claims_of(step: Step) -> dict[str, Intervals]:
-    """When the rank was in each of the `PHASES` but "other", from the step's start; they may overlap (see `split`)."""
+    """Returns when the rank was in each of the `PHASES` but "other", from the step's start.
+
+    They may overlap (see `split`).
+    """
     comm = comm_of(step)
     return _claims(step, _spans_of(step), None if comm is None else _within(comm, step))
 
@@ -239,7 +242,7 @@ def _uses(step: Step) -> tuple[str, ...]:
 
 
 def first_compute(step: Step) -> int:
-    """From when on stamps of buckets count: the step's first backward, with FSDP2 its first forward (0 without)."""
+    """Returns from when on stamps count: the step's first backward, with FSDP2 its first forward (0 without)."""
     phase = "forward" if step.comm_wait_begin else "backward"
     for span in step.spans:
         if span.phase == phase:
@@ -248,7 +251,7 @@ def first_compute(step: Step) -> int:
 
 
 def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:
-    """Without completions, all that is known of it is when the rank only waited for collectives."""
+    """Returns the exposed time; without completions, when the rank only waited for collectives."""
     if comm is None:
         return spans.sync
     if step.comm_wait_begin:
@@ -257,7 +260,7 @@ def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:
 
 
 def _data_of(step: Step) -> Intervals:
-    """When the rank waited for data, as far as the step goes."""
+    """Returns when the rank waited for data, as far as the step goes."""
     return _within(union(step.data), step) if step.data else []
 
 
@@ -269,7 +272,10 @@ def _within(intervals: Intervals, step: Step) -> Intervals:
 
 
 def buffer_waits(step: Step) -> Intervals:
-    """When a forward waited for DDP's broadcast of buffers, at its start: the first one of a step does, if any."""
+    """Returns when a forward waited for DDP's broadcast of buffers, at its start.
+
+    The first one of a step does, if any.
+    """
     spans = step.spans
     if len(spans) < 2 or spans[1].phase != "sync" or step.comm_wait_begin:
         return []
@@ -292,7 +298,7 @@ def named_stretches(step: Step) -> list[tuple[str, int, int]]:
 
 
 def comm_of(step: Step) -> Intervals | None:
-    """C: when a bucket was in flight, or the rank waited for buffers. None if a completion was not measured."""
+    """Returns C: when a bucket was in flight, or the rank waited for buffers. None if a completion is unknown."""
     if (step.status != FULL and not is_timed(step.status)) or None in step.comm_done:
         return None
     buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)
@@ -301,7 +307,7 @@ def comm_of(step: Step) -> Intervals | None:
 
 
 def starts_of(step: Step) -> list[int]:
-    """When the wire was free for each collective; its launch where that is not known."""
+    """Returns when the wire was free for each collective; its launch where that is not known."""
     if not step.comm_start:
         return step.comm_launch
     return [launch if at is None else at for launch, at in zip(step.comm_launch, step.comm_start, strict=True)]

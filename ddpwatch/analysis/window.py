@@ -123,7 +123,7 @@ def _summary(steps: Sequence[StepDigest]) -> Summary:
 
 
 def _rate(steps: Sequence[StepDigest]) -> float | None:
-    """Steps per second of the lowest rank, from the durations of its watched steps: steps leave no gap."""
+    """Returns the lowest rank's steps per second, from the durations of its watched steps: steps leave no gap."""
     rank = min(steps[-1].ranks, default=None)
     if rank is None:
         return None

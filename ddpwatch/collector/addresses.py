@@ -89,7 +89,7 @@ def interfaces_here() -> Interfaces:
 
 
 def _of_interface(spec: str, interfaces: Interfaces, prefixes: bool) -> str | None:
-    """Gloo lists names. NCCL lists prefixes; ``=`` in front makes them names, and ``^`` excludes them."""
+    """Reads names for Gloo, prefixes for NCCL; ``=`` in front makes them names, and ``^`` excludes them."""
     excluded = prefixes and spec.startswith("^")
     exact = not prefixes or spec.lstrip("^").startswith("=")
     wanted = tuple(word.strip() for word in spec.lstrip("^=").split(",") if word.strip())
@@ -101,7 +101,7 @@ def _of_interface(spec: str, interfaces: Interfaces, prefixes: bool) -> str | No
 
 
 def _on_route(master: str) -> str:
-    """This host's address on the route to a host.
+    """Returns this host's address on the route to a host.
 
     Where a host's own name leads to its loopback (as in Debian's /etc/hosts), the address on the default route.
     """

@@ -83,7 +83,7 @@ class DeviceSampler:
         self._counters.figures(time.monotonic_ns())
 
     def sample(self) -> list[Device]:
-        """One sample of the host and of each GPU."""
+        """Returns one sample of the host and of each GPU."""
         return [self._cpu(), *(self._gpu(index, handle) for index, handle in enumerate(self._handles))]
 
     def _cpu(self) -> Device:
@@ -147,7 +147,7 @@ class DeviceSampler:
         return None if errors is None else int(errors)
 
     def _query(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """One NVML query; None where this GPU does not support it."""
+        """Returns one NVML query; None where this GPU does not support it."""
         try:
             return call(*arguments)
         except self._nvml.NVMLError:

@@ -48,7 +48,7 @@ class HostCounters:
         }
 
     def _throttled(self, new: dict[str, float]) -> Iterator[float]:
-        """In how many percent of its periods each cgroup was throttled. Without a quota there are no periods."""
+        """Yields in how many percent of its periods each cgroup was throttled. Without a quota there are no periods."""
         for folder in self._cgroups:
             throttled, periods = new.get(f"{folder} nr_throttled"), new.get(f"{folder} nr_periods")
             if throttled is not None and periods is not None:
@@ -103,6 +103,6 @@ def _ratio(part: float | None, whole: float | None, factor: float) -> float | No
 
 
 def _percent(part: float | None, whole: float | None, factor: float) -> float | None:
-    """At most 100: the kernel adds up some counters later than others."""
+    """Returns a percentage, at most 100: the kernel adds up some counters later than others."""
     ratio = _ratio(part, whole, factor)
     return None if ratio is None else min(ratio, 100.0)

@@ -197,7 +197,7 @@ class Hub:
         return envelope
 
     def snapshot(self) -> Iterator[Envelope]:
-        """Everything kept, oldest first."""
+        """Yields everything kept, oldest first."""
         kept: list[Envelope | KeptLayout] = [*chain.from_iterable(self._devices.by_device.values())]
         for entry in (*self.ranks.values(), *self._nodes.values()):
             kept += [*entry.layouts, *entry.marks, *entry.samples, *entry.steps, *entry.newest.values()]
@@ -221,7 +221,10 @@ class Hub:
         return all(entry.ended is not None for entry in self.ranks.values())
 
     def end_reason(self) -> EndReason:
-        """Why the run ended: the reason of the first rank that did not finish, since the others follow from it."""
+        """Returns why the run ended.
+
+        The reason of the first rank that did not finish, since the others follow from it.
+        """
         ends = [entry.ended for entry in self.ranks.values() if entry.ended is not None]
         if not ends:
             return "lost"
@@ -261,7 +264,7 @@ class Hub:
         self._count_own(self._devices.size - before)
 
     def _keep_sample(self, entry: RankEntry, envelope: Envelope, limit: int) -> None:
-        """It comes from a collector, so it is no sign of life."""
+        """Keeps a sample. It comes from a collector, so it is no sign of life."""
         entry.samples.append(envelope)
         self._count(entry, size_of(envelope))
         while len(entry.samples) > limit:
@@ -313,7 +316,7 @@ class Hub:
                 entry.ended = None
 
     def _keep_layout(self, entry: RankEntry, module: int, envelope: Envelope) -> None:
-        """Ranks of a job mostly have equal layouts, which then share a body."""
+        """Keeps a layout; ranks of a job mostly have equal ones, which then share a body."""
         head, content = _split(envelope.frame)
         key = hashlib.blake2b(content, digest_size=16).digest()
         if key not in self._bodies:
@@ -369,7 +372,7 @@ class Hub:
 
 
 def _ended_ns(entry: RankEntry, bye: Bye, envelope: Envelope) -> int:
-    """When a rank ended, by this host's wall clock. Its own clock may be another host's; its newest heartbeat maps it.
+    """Returns when a rank ended, by this host's wall clock: its newest heartbeat maps its own, maybe another host's.
 
     The receive time alone would put what follows from a death first: a death is sent some time after it was noticed.
     """

@@ -120,7 +120,7 @@ class Connections:
         return self._open
 
     def close(self) -> None:
-        """Call it before the socket is closed."""
+        """Closes it. Call it before the socket is closed."""
         self._monitor.close()
 
 
@@ -149,7 +149,7 @@ def _departure(status: int | None) -> Departure:
 
 
 def _proc_state(pid: int) -> tuple[str, int | None]:
-    """State letter and wait status from /proc/PID/stat; an empty state means that the process is gone."""
+    """Returns the state letter and wait status from /proc/PID/stat; an empty state means that the process is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name may be no UTF-8
     except OSError:

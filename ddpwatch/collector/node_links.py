@@ -105,13 +105,13 @@ class NodeLinks:
                 self._root.lease(self._attention.term(time.monotonic_ns()))
 
     def send_up(self, message: Message, frame: bytes) -> None:
-        """On an agent: sends a frame up, unless it is about this collector."""
+        """Sends a frame up from an agent, unless it is about this collector."""
         is_own = isinstance(message, Bye) and message.rank is None
         if self._uplink is not None and isinstance(message, SENT_UP) and not is_own:
             self._uplink.take_frame(message, frame)
 
     def states(self, now_s: float) -> Iterator[Message]:
-        """On the root: news of the other hosts."""
+        """Yields news of the other nodes, on the root."""
         if self._root is not None:
             yield from self._root.nodes.news(now_s)
 
@@ -136,14 +136,14 @@ class NodeLinks:
         return "" if welcome is None else whole_run(welcome)
 
     def finish(self, signalled: bool) -> None:
-        """On an agent: lets the root have the rest, if it is there."""
+        """Lets the root have an agent's rest, if it is there."""
         deadline = time.monotonic() + (SIGNALLED_UP_S if signalled else UP_S)
         while self._uplink is not None and not self._uplink.is_done and time.monotonic() < deadline:
             self._uplink.turn()
             self._poller.poll(20)
 
     def drain(self) -> None:
-        """On the root: takes no frames any more, but what would block its sockets."""
+        """Takes no frames any more on the root, but what would block its sockets."""
         if self._root is not None:
             self._root.drain()
 

@@ -71,7 +71,7 @@ class NodeStepPacker:
         return self._up_to(max(waited)) + self._complete()
 
     def rest(self) -> list[Packed]:
-        """All steps that are held, packed, oldest first."""
+        """Returns all steps that are held, packed, oldest first."""
         return self._up_to(max(self._open, default=-1))
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class NodeStepPacker:
 
 
 def _packed(node: int, steps: Sequence[Step], hooks: Collection[int] | None) -> Iterator[Packed]:
-    """One message; halves of it, if the ranks are too large for one."""
+    """Yields one message; halves of it, if the ranks are too large for one."""
     try:
         yield pack(node, steps, hooks)
     except FrameError:

@@ -53,7 +53,7 @@ class AdmittedNode:
         return now_s - self.seen_s > for_s
 
     def state(self, now_s: float) -> Node:
-        """Its state, for viewers."""
+        """Returns its state, for viewers."""
         return Node(
             node=self.number,
             host=self.host,
@@ -141,7 +141,7 @@ def node_number(name: str) -> int:
 
 
 def not_its_to_send(message: Message, node: int, ranks: Collection[int]) -> str:
-    """Why a node's agent may not send this; empty if it may."""
+    """Returns why a node's agent may not send this; empty if it may."""
     if isinstance(message, (NodeStep, ClockExchange)):
         foreign = isinstance(message, NodeStep) and not all(rank in ranks for rank in message.ranks)
         return "foreign node" if message.node != node else "foreign rank" if foreign else ""

@@ -51,7 +51,7 @@ class RankSampler:
         return [sample for sample in samples if sample is not None]
 
     def _sample(self, rank: int, pid: int, most: int) -> RankSample | None:
-        """Since the last sample of the rank; None if this is the first, or if nothing can be read."""
+        """Returns what happened since the rank's last sample; None for the first, or if nothing can be read."""
         folder = f"{self._proc}/{pid}/task"
         before = self._seen.get(rank)
         autograd = {} if before is None else before.autograd

@@ -361,7 +361,7 @@ class Collector:
         return Bye(rank=None, by="collector", reason=reason, detail=detail, at_ns=time.monotonic_ns())
 
     def _serve_snapshots(self, deadline: float) -> None:
-        """Only answers viewers: the recording is closed, and nothing new is published."""
+        """Answers viewers only: the recording is closed, and nothing new is published."""
         while self._signal is None and (remaining_s := deadline - time.monotonic()) > 0:
             self._viewers.poll(int(min(remaining_s, RETRY_S) * 1000) + 1)
             self._snapshots.serve()

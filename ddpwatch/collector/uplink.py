@@ -228,7 +228,7 @@ class Uplink:
         self._socket = self._opened()
 
     def take_frame(self, message: Message, frame: bytes) -> None:
-        """Will send a frame up: a step together with those of the other ranks here."""
+        """Takes a frame to send up: a step together with those of the other ranks here."""
         if isinstance(message, Step):
             self._add_steps(self._packer.take_step(message))
             return

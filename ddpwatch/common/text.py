@@ -29,7 +29,7 @@ def number(value: float | None, digits: int = 1, unit: str = "") -> str:
 
 
 def three_digits(value: float | None) -> str:
-    """Three significant digits, never an exponent; a dash for None."""
+    """Returns three significant digits, never an exponent; a dash for None."""
     if value is None:
         return UNKNOWN
     if abs(value) >= 99.95:
@@ -38,7 +38,7 @@ def three_digits(value: float | None) -> str:
 
 
 def ms(ns: float | None) -> str:
-    """Nanoseconds as a number of milliseconds, without the unit."""
+    """Formats nanoseconds as a number of milliseconds, without the unit."""
     if ns is None:
         return UNKNOWN
     value = ns / NS_PER_MS
@@ -52,7 +52,7 @@ def in_ms(ns: float) -> str:
 
 
 def two_digits(value: float) -> str:
-    """At least two significant digits, of what is not below 1."""
+    """Returns at least two significant digits, of what is not below 1."""
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
@@ -67,7 +67,7 @@ def percent(value: float | None, digits: int = 0) -> str:
 
 
 def spans(numbers: Sequence[int], most: int = 4, gap: str = ",") -> str:
-    """Ascending numbers, three or more in a row as ``616–623``; the first ``most`` of many such runs."""
+    """Returns ascending numbers, three or more in a row as ``616–623``; the first ``most`` of many such runs."""
     runs: list[list[int]] = []
     for value in numbers:
         if runs and value == runs[-1][-1] + 1:
@@ -79,7 +79,7 @@ def spans(numbers: Sequence[int], most: int = 4, gap: str = ",") -> str:
 
 
 def one_of(ranks: Sequence[int]) -> str:
-    """Ranks of which it is one: "one of 3, 9"."""
+    """Names ranks of which it is one: "one of 3, 9"."""
     return f"one of {', '.join(map(str, ranks))}"
 
 

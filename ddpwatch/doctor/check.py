@@ -28,19 +28,19 @@ class Section:
     name: str
 
     def ok(self, name: str, text: str) -> Check:
-        """It works."""
+        """Says that it works."""
         return Check(self.name, name, "ok", text)
 
     def none(self, name: str, text: str, hint: str) -> Check:
-        """It is not here."""
+        """Says that it is not here."""
         return Check(self.name, name, "none", text, hint)
 
     def warn(self, name: str, text: str, hint: str) -> Check:
-        """It works in part, or is not as it was meant."""
+        """Says that it works in part, or is not as it was meant."""
         return Check(self.name, name, "warn", text, hint)
 
     def fail(self, name: str, text: str, hint: str) -> Check:
-        """Without it, ddpwatch cannot watch."""
+        """Says that without it, ddpwatch cannot watch."""
         return Check(self.name, name, "fail", text, hint)
 
 

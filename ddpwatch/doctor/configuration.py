@@ -25,7 +25,7 @@ _section = Section("configuration")
 
 
 def checks() -> Iterator[Check]:
-    """Every ``DDPWATCH…`` variable that is set, the settings, and where rank files go."""
+    """Yields every ``DDPWATCH…`` variable that is set, the settings, and where rank files go."""
     found = [name for name in sorted(os.environ) if name.startswith("DDPWATCH")]
     for name in found:
         yield variable(name, os.environ[name])

@@ -24,7 +24,7 @@ _section = Section("run directory")
 
 
 def checks() -> Iterator[Check]:
-    """All about the run directory; ends at the first thing without which nothing else works."""
+    """Yields all about the run directory; ends at the first thing without which nothing else works."""
     try:
         path = rundir.directory()
     except DdpwatchError as error:
@@ -51,12 +51,12 @@ def checks() -> Iterator[Check]:
 
 
 def refused(error: DdpwatchError, place: str) -> Check:
-    """There is no directory that can be used."""
+    """Says that there is no directory that can be used."""
     return _section.fail("path", error.message, _suggestion(place))
 
 
 def chosen(path: Path, environ: Mapping[str, str], fallback: str) -> Check:
-    """Which directory, and why that one."""
+    """Returns which directory, and why that one."""
     if environ.get("DDPWATCH_DIR"):
         if not path.is_absolute():
             text = f"DDPWATCH_DIR={path} is relative: another directory for each working directory"
@@ -163,7 +163,7 @@ def longest_run_id() -> str:
 
 
 def trouble_of(action: Callable[..., object], *arguments: object) -> str:
-    """Why an action fails; empty if it works."""
+    """Returns why an action fails; empty if it works."""
     try:
         action(*arguments)
     except (OSError, DdpwatchError) as error:
@@ -217,7 +217,7 @@ def _use_box(path: Path | None) -> None:
 
 
 def _free_bytes(path: Path) -> int | None:
-    """Free space; None where there is no such directory."""
+    """Returns the free space; None where there is no such directory."""
     try:
         status = os.statvfs(path)
     except OSError:

@@ -101,7 +101,7 @@ class Loopback:
         self._viewer = LiveSource(publish)
 
     def run(self, start: Start) -> None:
-        """Everything from the start of the collector to its recording."""
+        """Runs everything from the start of the collector to its recording."""
         self.doing = "start the collector"
         self._process = start(self._recording)
         self.doing = "send a hello through it"

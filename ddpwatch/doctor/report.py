@@ -22,7 +22,7 @@ Checks = Callable[[], Iterable[Check]]
 
 
 def examine() -> Iterator[Check]:
-    """All checks. Torch comes last: importing it takes seconds."""
+    """Yields all checks. Torch comes last: importing it takes seconds."""
     failed = False
     for found in guarded("run directory", directory.checks):
         failed = failed or found.state == "fail"
@@ -82,7 +82,7 @@ class Look:
 
 
 def lines(check: Check, look: Look, is_new_section: bool) -> Iterator[str]:
-    """One check, with its hint; a section starts with its name."""
+    """Yields one check, with its hint; a section starts with its name."""
     if is_new_section:
         yield check.section
     name, text, hint = (_printable(part, look) for part in (check.name, check.text, check.hint))
@@ -114,7 +114,7 @@ def worst(checks: Iterable[Check]) -> State:
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """One line about all."""
+    """Returns one line about all."""
     failures = [f"{check.section}: {check.name}" for check in checks if check.state == "fail"]
     warnings = sum(check.state == "warn" for check in checks)
     if failures:

@@ -34,14 +34,14 @@ def runs(live: Sequence[str], elsewhere: Sequence[str]) -> Check:
 
 
 def leftovers(removed: int, sockets: Sequence[Path]) -> Check:
-    """Files of runs that are no longer live."""
+    """Returns files of runs that are no longer live."""
     if sockets:
         return _section.warn("leftovers", f"sockets of no run: {_some([path.name for path in sockets])}", "remove them")
     return _section.ok("leftovers", f"removed the files of {removed} dead runs" if removed else "none")
 
 
 def orphans(folder: Path) -> list[Path]:
-    """Sockets without a run's file."""
+    """Returns sockets without a run's file."""
     found = [path for pattern in ("*.in", "*.pub") for path in folder.glob(pattern)]
     return sorted(path for path in found if not path.with_suffix(".json").exists())
 

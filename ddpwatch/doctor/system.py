@@ -20,7 +20,7 @@ _section = Section("system")
 
 
 def checks() -> Iterator[Check]:
-    """Software, processes, clock, GPUs."""
+    """Checks software, processes, clock and GPUs."""
     yield _section.ok("ddpwatch", f"{__version__}, {Path(__file__).parents[1]}")
     yield _section.ok(
         "Python", f"{platform.python_version()}, {sys.executable}; {platform.system()} {platform.release()}"
@@ -32,7 +32,7 @@ def checks() -> Iterator[Check]:
 
 
 def processes(namespace: str) -> Check:
-    """Which processes are visible."""
+    """Returns which processes are visible."""
     if not namespace:
         text = "/proc is not mounted: how a rank died is not known"
         return _section.warn("processes", text, "mount /proc")

@@ -38,7 +38,7 @@ def kind(is_terminal: bool, term: str) -> Check:
 
 
 def colours(environ: Mapping[str, str], theme: str) -> Check:
-    """Which colours the dashboard uses, and why."""
+    """Returns which colours the dashboard uses, and why."""
     if theme == "none":
         why = "NO_COLOR is set" if environ.get("NO_COLOR") else "from the settings"
         return _section.ok("colours", f"none: {why}")

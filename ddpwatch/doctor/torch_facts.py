@@ -17,7 +17,7 @@ STEPS = 4  # the buckets are rebuilt in the first
 
 
 def facts() -> Iterator[tuple[str, Any]]:
-    """Version, backends, number of CUDA devices; then each of `TRIALS`: its error, None if torch has no such thing."""
+    """Yields the version, the backends, the number of CUDA devices, then each of `TRIALS` with its error."""
     began = time.monotonic()
     import torch
 

@@ -46,7 +46,7 @@ def checks() -> Iterator[Check]:
 
 
 def missing() -> Check:
-    """There is no torch, which is all right for viewers."""
+    """Says that there is no torch, which is all right for viewers."""
     return _section.none(
         "torch",
         "not installed in this Python: it can view and record jobs, not run them",
@@ -55,7 +55,7 @@ def missing() -> Check:
 
 
 def broken(error: str) -> Check:
-    """It cannot be imported."""
+    """Says that torch cannot be imported."""
     return _section.warn("torch", f"cannot be imported: {error}", "does `python -c 'import torch'` work?")
 
 

@@ -193,12 +193,12 @@ class _StepTimes:
             self._found[place] = number, start, end
 
     def start_of(self, number: int) -> int | None:
-        """When a step started, or else the last one before it ended; None if there is none."""
+        """Returns when a step started, or else the last one before it ended; None if there is none."""
         found = self._before(number)
         return None if found is None else found[1] if found[0] == number else found[2]
 
     def end_of(self, number: int) -> int | None:
-        """When a step ended, or else the last one before it."""
+        """Returns when a step ended, or else the last one before it."""
         found = self._before(number)
         return None if found is None else found[2]
 
@@ -233,7 +233,7 @@ class _Tracer:
         yield from self._incidents()
 
     def _incidents(self) -> Iterator[Event]:
-        """Longest first where they start together, so that they nest."""
+        """Yields them longest first where they start together, so that they nest."""
         slices = []
         for row in self._line.incidents:
             since, until = row["since_step"], row["until_step"]
@@ -381,7 +381,7 @@ class _Tracer:
                 }  # fmt: skip
 
     def _arrows(self, spans: list[Event]) -> Iterator[Event]:
-        """From the rank that launched first to the one that launched last."""
+        """Draws arrows from the rank that launched first to the one that launched last."""
         if len(spans) < 2:
             return
         self._flows += 1
@@ -434,7 +434,7 @@ class _Tracer:
 
 
 def _split(flight: Flight | None) -> dict[str, Any]:
-    """Whom a collective waited for, and how long; None where that is not known."""
+    """Returns whom a collective waited for, and how long; None where that is not known."""
     if flight is None or flight.last_rank is None:
         return {"last_rank": None, "wait_ms": None, "transfer_ms": None}
     wait, transfer = flight.wait_ns, max(flight.done - flight.transfer, 0)
@@ -442,7 +442,7 @@ def _split(flight: Flight | None) -> dict[str, Any]:
 
 
 def _us(ns: int) -> float:
-    """Microseconds that Perfetto, which cuts off fractions of a ns, reads as exactly that many ns.
+    """Returns microseconds that Perfetto, which cuts off fractions of a ns, reads as exactly that many ns.
 
     Otherwise a span could end 1 ns after the span around it, and Perfetto drops such spans.
     """

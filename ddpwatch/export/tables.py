@@ -244,7 +244,7 @@ def bucket_rows(across: StepAcrossRanks) -> Iterator[BucketRow]:
 
 
 def rank_rows(frames: Frames) -> list[RankRow]:
-    """One row per rank that introduced itself."""
+    """Returns one row per rank that introduced itself."""
     hellos: dict[int, Hello] = {}
     ends: dict[int, Bye] = {}
     counts: dict[int, int] = {}
@@ -271,7 +271,7 @@ def _rank_row(hello: Hello, steps: int, dropped: int, end: Bye | None) -> RankRo
 
 
 def device_rows(frames: Frames) -> Iterator[DeviceRow]:
-    """One row per sample."""
+    """Yields one row per sample."""
     names = [field.name for field in fields(DeviceRow) if field.name != "received_ns"]
     for message, envelope in frames:
         if isinstance(message, Device):
@@ -279,14 +279,14 @@ def device_rows(frames: Frames) -> Iterator[DeviceRow]:
 
 
 def mark_rows(frames: Frames) -> Iterator[MarkRow]:
-    """One row per mark."""
+    """Yields one row per mark."""
     for message, _ in frames:
         if isinstance(message, Mark):
             yield MarkRow(message.rank, message.kind, message.name, message.start_ns, message.end_ns)
 
 
 def incident_rows(frames: Frames, ranks: int | None = None) -> Iterator[IncidentRow]:
-    """One row per incident, worst first. ``ranks`` as for `steps_of`."""
+    """Yields one row per incident, worst first. ``ranks`` as for `steps_of`."""
     for row in diagnosed(frames, ranks).incidents():
         texts = {"ranks": " ".join(map(str, row["ranks"])), "evidence": msgspec.json.encode(row["evidence"]).decode()}
         yield IncidentRow(**{**row, **texts})
@@ -306,7 +306,7 @@ def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[Table
 
 
 def columns(found: Iterable[TableRow], kind: type[TableRow]) -> dict[str, list[object]]:
-    """Rows as columns, the input of ``pandas.DataFrame``, ``polars.DataFrame`` and ``pyarrow.table``."""
+    """Returns rows as columns, the input of ``pandas.DataFrame``, ``polars.DataFrame`` and ``pyarrow.table``."""
     names = [field.name for field in fields(kind)]
     result: dict[str, list[object]] = {name: [] for name in names}
     for row in found:

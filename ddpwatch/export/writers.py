@@ -81,7 +81,7 @@ def _chrome(recording: Recording, selection: Selection, frames: Callable[[], Fra
 
 
 def _ndjson(frames: Frames, out: Path) -> int:
-    """One JSON object per frame: ``seq``, ``received_ns`` and all fields of the message.
+    """Writes one JSON object per frame: ``seq``, ``received_ns`` and all fields of the message.
 
     A ping has a time of that name: ``root_received_ns``.
     """

@@ -102,7 +102,7 @@ def _paragraph(report: dict[str, Any]) -> str:
 
 
 def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
-    """All numbers that are in no list, by their path."""
+    """Yields all numbers that are in no list, by their path."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _numbers(f"{name}/{key}", item)

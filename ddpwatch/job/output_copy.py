@@ -84,7 +84,7 @@ class OutputBuffer:
         self.set(TOTAL, total + len(block))
 
     def read(self, offset: int, at_most: int = BLOCK_BYTES) -> tuple[int, bytes]:
-        """Bytes from an offset on, and before them their own offset: a later one if some were overwritten."""
+        """Returns bytes from an offset on, and before them their own offset: a later one if some were overwritten."""
         start = max(offset, self._oldest())
         place = start % CAPACITY_BYTES
         size = min(self.get(TOTAL) - start, at_most)
@@ -95,11 +95,11 @@ class OutputBuffer:
         return start + overwritten, block[overwritten:]
 
     def newest(self, offset: int) -> tuple[int, bytes]:
-        """Like `read`, but of more than `BLOCK_BYTES` only the newest."""
+        """Reads like `read`, but of more than `BLOCK_BYTES` only the newest."""
         return self.read(max(offset, self.get(TOTAL) - BLOCK_BYTES))
 
     def _oldest(self) -> int:
-        """Offset of the oldest byte that is not being overwritten."""
+        """Returns the offset of the oldest byte that is not being overwritten."""
         return max(self.get(TOTAL) + BLOCK_BYTES - CAPACITY_BYTES, 0)
 
 

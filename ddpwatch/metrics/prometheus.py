@@ -16,7 +16,7 @@ DEFAULT_LISTEN = "127.0.0.1:9464"
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` as host and port; ``:PORT`` is loopback.
+    """Splits ``HOST:PORT`` into host and port; ``:PORT`` is loopback.
 
     Raises:
         UsageError: It is something else.

@@ -151,7 +151,7 @@ def is_first_here() -> bool:
 
 
 def here_node() -> str:
-    """This host (`rundir.node`); empty without a run directory."""
+    """Returns this host (`rundir.node`); empty without a run directory."""
     try:
         return rundir.node()
     except DdpwatchError:  # it is reported where it matters

@@ -18,7 +18,7 @@ _HOOK_ID = -1  # among a tensor's hooks; handles count from 0
 
 
 def add_gradient_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> None:
-    """`tensor.register_hook` without the handle that removes the hook: two thirds of its time, in cold caches."""
+    """Does as `tensor.register_hook`, without the handle that removes the hook: two thirds of its time."""
     add = getattr(tensor.grad_fn, "_register_hook_dict", None)
     if add is None or type(tensor) is not torch.Tensor or tensor._backward_hooks is not None:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ class DdpObserver(Protocol):
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of a bucket's values, also of a sparse one."""
+    """Returns bytes of a bucket's values, also of a sparse one."""
     return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
 
 

@@ -179,7 +179,7 @@ class CollectorProcess:
         self._start()
 
     def _cause(self, code: int) -> str:
-        """Why it ended: the signal, or the last line of its log."""
+        """Returns why it ended: the signal, or the last line of its log."""
         if code < 0:
             with contextlib.suppress(ValueError):
                 return signal.Signals(-code).name

@@ -32,7 +32,7 @@ _seen_hooks: weakref.WeakKeyDictionary[DistributedDataParallel, SeenCalls] = wea
 
 
 def comm_hook_of(ddp: DistributedDataParallel) -> str:
-    """Name of the comm hook that a module has, empty if none."""
+    """Returns the name of the comm hook that a module has, empty if none."""
     return str(ddp._get_ddp_logging_data().get("comm_hook", ""))  # type: ignore[no-untyped-call]
 
 

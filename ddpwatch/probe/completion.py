@@ -33,7 +33,7 @@ class Callback:
         _alive.add(id(self))
 
     def __call__(self, future: Any) -> None:
-        """Called by the collective's thread."""
+        """Runs on the collective's thread."""
         self._call(self._entry)
         if not hasattr(_thread_state, "kept"):
             _thread_state.kept = ctypes.pythonapi.PyGILState_Ensure()

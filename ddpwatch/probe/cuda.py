@@ -38,7 +38,7 @@ class CudaEvent(Protocol):
         """Returns whether the GPU has passed it."""
 
     def elapsed_time(self, end_event: CudaEvent) -> float:
-        """Milliseconds from this event to another."""
+        """Returns milliseconds from this event to another."""
 
 
 class GpuStamp(int):
@@ -182,7 +182,7 @@ class CudaClock:
 
 
 def _stamps(record: StepRecord) -> Iterator[int]:
-    """All stamps of a record that need a GPU time, its start first and its end last."""
+    """Yields all stamps of a record that need a GPU time, its start first and its end last."""
     yield record.start
     for _, start, end in record.spans:
         yield start

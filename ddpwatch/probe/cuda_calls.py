@@ -80,7 +80,7 @@ class _OwnCapturesOnly:
 
 
 def _exchange_capture_mode() -> Callable[..., int] | None:
-    """CUDA's function, from the runtime that torch has loaded; None if it is not found."""
+    """Returns CUDA's function, from the runtime that torch has loaded; None if it is not found."""
     version = torch.version.cuda
     if not version:
         return None

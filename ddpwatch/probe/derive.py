@@ -120,7 +120,7 @@ def _sequence(issued: tuple[int | None, int | None], count: int) -> list[int | N
 def _ready_offsets(
     layout: ModuleLayout, stats: list[int] | None, forward_end_ns: int, record: StepRecord
 ) -> Sequence[int]:
-    """When each gradient was accumulated, ns from the forward's end, 0 where unknown.
+    """Returns when each gradient was accumulated, ns from the forward's end, 0 where unknown.
 
     For a parameter that is not used this time, DDP notes when it counts it as ready.
     """
@@ -132,7 +132,7 @@ def _ready_offsets(
 
 
 def _last(offsets: Sequence[int], bucket: BucketLayout) -> int:
-    """When the last gradient of a bucket was accumulated, 0 where unknown."""
+    """Returns when the last gradient of a bucket was accumulated, 0 where unknown."""
     return max(map(offsets.__getitem__, bucket.params), default=0)
 
 

@@ -100,7 +100,7 @@ class SeenForwards:
             self.awaits_buffers = True
 
     def forget_buffers(self) -> None:
-        """Another forward starts: the one before has perhaps failed before it came so far."""
+        """Forgets them as another forward starts: the one before has perhaps failed before it came so far."""
         self.awaits_buffers = False
         if self._inner_handle is not None:
             self._inner_handle.remove()

@@ -288,7 +288,7 @@ class FsdpProbe(GuardedProbe):
             on_graph_end(self._compute_end_callback)
 
     def _compute_end(self) -> None:
-        """FSDP2's last callback comes next: it reduces what is left, and waits."""
+        """Ends the compute. FSDP2's last callback comes next: it reduces what is left, and waits."""
         on_graph_end(self._end_callback)
         self._on_wait()
 
@@ -306,7 +306,6 @@ class FsdpProbe(GuardedProbe):
     # -- collectives: the observer of `ddpwatch.probe.sharded_comm` ---------------------------------------------
 
     def stamp(self) -> int | None:
-        """See `ShardedObserver.stamp`."""
         if not self.active or self._validating or not self._recorder.phase:
             return None
         return self._recorder.clock()
@@ -314,7 +313,6 @@ class FsdpProbe(GuardedProbe):
     def launch(
         self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
     ) -> BucketRecord | None:
-        """See `ShardedObserver.launch`."""
         if not self.active or self._validating or not self._recorder.phase:
             return None
         entered = time.monotonic_ns()
@@ -338,7 +336,6 @@ class FsdpProbe(GuardedProbe):
         return found is not None and getattr(found.mesh_info, "replicate_process_group", None) is group
 
     def finished(self, entry: BucketRecord) -> None:
-        """See `ShardedObserver.finished`."""
         if self._blocking:
             at = time.monotonic_ns()
             entry.wait_begin, entry.wait_end = entry.launch, at
@@ -349,20 +346,17 @@ class FsdpProbe(GuardedProbe):
             self._awaited(entry)
 
     def failed(self, entry: BucketRecord) -> None:
-        """See `ShardedObserver.failed`."""
         record = self._recorder.current
         if record is not None and entry in record.buckets:
             record.buckets.remove(entry)
             self._recorder.box.done(entry.index)
 
     def follow(self, entry: BucketRecord, work: Any) -> None:
-        """See `ShardedObserver.follow`."""
         work.get_future().add_done_callback(Callback(self._done_callback, entry))
         if not self._blocking:
             self._awaited(entry)
 
     def waited(self, entry: BucketRecord, begin: int | None) -> None:
-        """See `ShardedObserver.waited`."""
         if self._blocking and begin is not None:
             entry.wait_begin, entry.wait_end = begin, time.monotonic_ns()
 

@@ -39,7 +39,7 @@ class GcPauses:
             gc.callbacks.remove(self._callback)
 
     def _on_phase(self, phase: str, info: dict[str, int]) -> None:
-        """Called by the interpreter before and after each collection, on the thread that triggered it."""
+        """Runs before and after each collection, on the thread that triggered it."""
         if phase == "start":
             self._start = self._clock()
             return

@@ -63,7 +63,10 @@ class Guard:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something is off, in our words: what torch says would seem to be about the job. It is in the debug log."""
+    """Returns why something is off, in our words.
+
+    What torch says would seem to be about the job. It is in the debug log.
+    """
     if isinstance(error, DdpwatchError):
         return str(error)
     kind, missing = type(error).__name__, getattr(error, "name", None)  # what a torch lacks, for one

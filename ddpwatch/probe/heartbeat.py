@@ -20,7 +20,7 @@ class Watched(Protocol):
         """Whether its ``eval()`` was called last, not its ``train()``."""
 
     def issued_in(self) -> list[tuple[int, int]]:
-        """Its process groups, and how many collectives each has issued; without those that do not count."""
+        """Returns its process groups, and how many collectives each has issued; without those that do not count."""
 
 
 class Heartbeat:
@@ -88,7 +88,7 @@ class Heartbeat:
         return NOTHING if graph_ns is None else ("graph", graph_ns)
 
     def _validating_since(self, watched: list[Watched], now: int) -> int | None:
-        """Since when there are forwards without gradients, or the model is in eval mode, between two steps."""
+        """Returns since when there are forwards without gradients, or the model is in eval mode, between two steps."""
         recorder, validation = self._recorder, self._recorder.validation
         if recorder.phase != "input":
             return None

@@ -129,7 +129,10 @@ class DdpProbe(GuardedProbe):
         return None if ddp is None else issued_by(ddp.process_group)
 
     def issued_in(self) -> list[tuple[int, int]]:
-        """Id of the module's process group, and its `issue_count`; empty where it does not count. For any thread."""
+        """Returns the id of the module's process group, and its `issue_count`.
+
+        Empty where it does not count. For any thread.
+        """
         count = self.issue_count()
         return [] if count is None else [(self._layout.group, count)]
 
@@ -181,7 +184,7 @@ class DdpProbe(GuardedProbe):
             self._publish(found)
 
     def _count_issued(self) -> None:
-        """Before the first launch of a backward: what the group has issued, and whether it is still the same one."""
+        """Notes before a backward's first launch what the group has issued, and whether it is still the same one."""
         ddp = self._ddp()
         if ddp is not None and ddp.process_group is not self._group():
             self._enter_group(ddp.process_group)
@@ -238,7 +241,7 @@ class DdpProbe(GuardedProbe):
             on_graph_end(self._compute_end_callback)
 
     def _compute_end(self) -> None:
-        """On the host, what comes next is waiting: the moment for all work that can be put off."""
+        """Does all work that was put off: on the host, what comes next is waiting."""
         self._recorder.backward_compute_end()
         on_graph_end(self._end_callback)
         if self._host and (self._will_sync or self._launched):
@@ -340,7 +343,7 @@ class DdpProbe(GuardedProbe):
         return entry
 
     def _stamp_completion(self, entry: BucketRecord, future: Any) -> None:
-        """When the future is done; on a GPU it is done at once, and the stamp goes behind the collective."""
+        """Stamps when the future is done; on a GPU it is done at once, and the stamp goes behind the collective."""
         if self._waiting_stream is None or not future.done():
             future.add_done_callback(Callback(self._done_callback, entry))
             return
@@ -383,6 +386,6 @@ def _in_another() -> bool:
 
 
 def _foreign_hook_of(ddp: DistributedDataParallel) -> str:
-    """DDP's name of the module's comm hook; empty without one, or if that lets the reducer all-reduce."""
+    """Returns DDP's name of the module's comm hook; empty without one, or if that lets the reducer all-reduce."""
     hook = comm_hook_of(ddp)
     return "" if hook in THROUGH_REDUCER else hook

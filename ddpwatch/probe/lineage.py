@@ -43,7 +43,7 @@ def succeed(run_id: str, session: int, leaves_note: bool = True) -> str:
 
 
 def _note() -> Path | None:
-    """This place's note, which no other process below any torchrun has; None without torchrun."""
+    """Returns this place's note, which no other process below any torchrun has; None without torchrun."""
     launcher, place = os.getppid(), os.environ.get("LOCAL_RANK", "0")
     started = clock.start_ticks(launcher)
     if "TORCHELASTIC_RUN_ID" not in os.environ or not started:

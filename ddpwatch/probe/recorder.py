@@ -222,7 +222,7 @@ class StepRecorder:
             self._stretch_end, self._stretch_until = self.sampling.unwatched_until(record.slot), now + STRETCH_NS
 
     def _end_stretch(self) -> None:
-        """Between two steps of a stretch, or inside one: the finished steps leave, and the open one is alone."""
+        """Ends a stretch between two steps, or inside one: the finished steps leave, and the open one is alone."""
         record, self._stretch_end = self.current, 0
         if record is None or not record.ends:
             return
@@ -270,7 +270,7 @@ class StepRecorder:
             record.start = now
 
     def buffers_synced(self) -> None:
-        """DDP has broadcast its buffers: so far the forward has only waited for that."""
+        """Notes that DDP has broadcast its buffers: so far the forward has only waited for that."""
         if self.phase == "forward" and self.current is not None:
             start = self._phase_start
             self.current.spans.append(("forward", start, start))
@@ -435,7 +435,7 @@ class StepRecorder:
         self.box.done(bucket.index)
 
     def hook_fired(self, param: int, at_ns: int | None = None) -> None:
-        """Parameter ``param``'s gradient was accumulated, now or at ``at_ns`` (absolute)."""
+        """Notes that parameter ``param``'s gradient was accumulated, now or at ``at_ns`` (absolute)."""
         if self.current is not None:
             self.current.hooks.append((param, self.clock() if at_ns is None else at_ns))
             self.last_hook = param

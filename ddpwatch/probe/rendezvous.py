@@ -73,7 +73,7 @@ class Rendezvous:
         self.run_id = new_run_id(session) if rank == 0 else ""
 
     def start(self) -> None:
-        """On rank 0, starts the collector. On the training thread: a DataLoader's fork must not come in between."""
+        """Starts the collector on rank 0. On the training thread: a DataLoader's fork must not come in between."""
         if self._rank:
             return
         try:  # `find` reports an error: the other ranks want an answer, too
@@ -120,7 +120,7 @@ class Rendezvous:
         self.answer()
 
     def answer(self) -> None:
-        """On rank 0: answers the other ranks, as long as the store is there; those of its host at once."""
+        """Answers the other ranks on rank 0, as long as the store is there; those of its host at once."""
         if self._server is not None and self._told is not None:
             try:
                 self._server.serve(self._told, self._collector, early=self._address is None)
@@ -139,7 +139,7 @@ class Rendezvous:
         return self._server is not None and self._server.is_awaited
 
     def refuse(self) -> bool:
-        """On rank 0, which cannot watch: answers just that. Whether other ranks may still ask."""
+        """Answers on rank 0 that it cannot watch. Returns whether other ranks may still ask."""
         if self._server is None:
             return False
         self._server.serve(CollectorAddress("", ""), None)
@@ -188,7 +188,7 @@ class Rendezvous:
         return None
 
     def _answer(self) -> CollectorAddress | None:
-        """Rank 0's answer to this rank's own request; None while there is none."""
+        """Returns rank 0's answer to this rank's own request; None while there is none."""
         if self._request is None:
             node = here_node()
             text = msgspec.json.encode(AddressRequest(self._rank, node)).decode()
@@ -231,7 +231,7 @@ class Rendezvous:
 
 
 def new_run_id(session: int) -> str:
-    """Id of a new run. `ddpwatch run` gives the start, and may start several jobs: each gets an id of its own.
+    """Returns a new run's id. `ddpwatch run` gives the start; of several jobs that it starts, each gets its own.
 
     Restarts and further sessions have their numbers at the end.
     """

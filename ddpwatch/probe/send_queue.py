@@ -58,5 +58,5 @@ class SendQueue:
             self.wakes.put(None)
 
     def job_cpu_ns(self) -> int:
-        """CPU time of the process, without what the sender thread had used when it last went to sleep."""
+        """Returns the CPU time of the process, without what the sender thread had used when it last went to sleep."""
         return time.process_time_ns() - self.sender_cpu_ns

@@ -199,7 +199,7 @@ class Sender(threading.Thread):
         return RankFile(directory, hello)
 
     def _rest_file(self) -> FrameSink | None:
-        """For a collector that comes after this rank's end; None while the run is not known."""
+        """Returns a file for a collector that comes after this rank's end; None while the run is not known."""
         if self._queue.hello is None or not self._rendezvous.is_on_rank_0s_host:
             return None
         self._name_run(self._queue.hello, self._rendezvous.run_id)
@@ -210,7 +210,7 @@ class Sender(threading.Thread):
         hello.run_id, hello.previous = run_id, self._rendezvous.previous
 
     def _introduce_again(self) -> None:
-        """To a collector that was started again. Frames queued for its predecessor reach it first."""
+        """Introduces itself to a collector that was started again. Frames queued for its predecessor come first."""
         if self._monitor is None:
             return
         before = self._connections
@@ -277,7 +277,7 @@ class Sender(threading.Thread):
         self._answer_the_last()
 
     def _answer_the_last(self) -> None:
-        """On rank 0, whose job was very short: ranks may be about to ask."""
+        """Answers, on rank 0, the ranks that are about to ask: the job was very short."""
         until_s = time.monotonic() + ANSWER_S
         self._rendezvous.answer()
         while self._rendezvous.is_awaited and time.monotonic() < until_s:

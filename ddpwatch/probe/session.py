@@ -306,7 +306,7 @@ class ProbeSession:
         self.close()
 
     def _goodbye(self) -> Bye:
-        """Finished, or the exception that ends this process (the interpreter notes it before it exits), or its code."""
+        """Says that it has finished, or which exception (noted before it exits) or code ends this process."""
         error = self._ended_by or getattr(sys, "last_value", None)
         reason: EndReason = "finished" if error is None else "exception"
         detail = "" if error is None else as_text(f"{type(error).__name__}: {error}".splitlines()[0], 500)
@@ -348,7 +348,7 @@ class ProbeSession:
         return (NO_LONGER_WATCHED, self._gave_up_ns) if self._gave_up_ns else self._activity.doing
 
     def _leave_to_parent(self) -> None:
-        """In a forked child (a DataLoader worker), which inherits hooks, sockets and the claim on the run."""
+        """Leaves hooks, sockets and the claim on the run, which a forked child (a DataLoader worker) inherits."""
         self._silence()
         self._rendezvous.leave()
 
@@ -362,7 +362,7 @@ class ProbeSession:
 
 
 def _in_child(leave: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """In a forked child, whose handlers must not raise."""
+    """Runs in a forked child, whose handlers must not raise."""
     try:
         if (call := leave()) is not None:
             call()
@@ -554,7 +554,7 @@ def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | N
 
 
 def current_run() -> tuple[str, int]:
-    """Id of the run that this process is watched in (empty if it is not), and how many steps it has taken."""
+    """Returns the id of the run that watches this process (empty without one), and how many steps it has taken."""
     return (_session.run_id, _session.recorder.steps) if _session is not None and _session.active else ("", 0)
 
 

@@ -146,7 +146,7 @@ class PendingRequest:
         self._ask_again_s = 0.0
 
     def answer(self) -> str | None:
-        """Rank 0's answer; None while there is none. Asks again now and then.
+        """Returns rank 0's answer; None while there is none. Asks again now and then.
 
         Raises:
             DdpwatchError: The answer is not signed as it should be.

@@ -97,7 +97,6 @@ class FollowSource:
         self._align(dict(zip(self._files, recording.chains, strict=True)).get)
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
-        """See `Source.read`."""
         deadline = time.monotonic() + timeout_s
         while not self._queue and not self.over:
             if not self._advance():
@@ -107,7 +106,6 @@ class FollowSource:
         return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
 
     def close(self) -> None:
-        """See `Source.close`."""
         for file in self._files:
             file.close()
 

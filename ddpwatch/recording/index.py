@@ -106,7 +106,7 @@ def _stored_index(fd: int) -> Index | None:
 
 
 def _indexed(fd: int, starts: dict[int, int], kind: Opcode) -> Iterator[int]:
-    """Offsets of the records that the summary lists in its index of that kind."""
+    """Yields the offsets of the records that the summary lists in its index of that kind."""
     entries = records(fd, starts[kind]) if kind in starts else iter(())
     for entry in itertools.takewhile(lambda record: record.opcode == kind, entries):
         yield LENGTH.unpack_from(entry.content)[0]

@@ -153,7 +153,7 @@ class Part:
         self.cut_tail = not ended
 
     def _raw(self, fd: int) -> Iterator[tuple[UnpackedChunk, bool]]:
-        """All chunks, from front to back. Needs no index."""
+        """Yields all chunks, from front to back. Needs no index."""
         chunk_at = 0
         for record in self._safely(records(fd)):
             if record.opcode == Opcode.CHUNK:
@@ -170,7 +170,7 @@ class Part:
         self.cut_tail = True
 
     def _selected(self, fd: int, selection: Selection) -> Iterator[tuple[UnpackedChunk, bool]]:
-        """Each chunk that the selection needs, with whether more than context is wanted."""
+        """Yields each chunk that the selection needs, with whether more than context is wanted."""
         self.cut_tail = not self.index.complete
         after = self.index.steps[0] - 1 if self.index.steps is not None else -1
         for row in self.index:

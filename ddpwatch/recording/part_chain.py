@@ -95,7 +95,7 @@ class PartChain:
         return frozenset(message.rank for message, _ in self.frames(CONTEXT_ONLY) if isinstance(message, Hello))
 
     def lead_in(self, at_ns: int, steps: int, span_ns: int) -> int:
-        """See `Recording.lead_in`. Takes a quarter more steps than asked for, since some ranks may be behind."""
+        """Takes, unlike `Recording.lead_in`, a quarter more steps than asked for, since some ranks may be behind."""
         newest = 0
         at_ns += self.ahead_ns
         for row in (row for part in reversed(self.parts) for row in part.index.backwards(at_ns)):
@@ -110,7 +110,7 @@ class PartChain:
         return min((steps[0] for part in self.parts if (steps := part.index.steps) is not None), default=0)
 
     def step_ns(self, number: int) -> int | None:
-        """Receive time of a step, or else of the next one; None if there is none."""
+        """Returns the receive time of a step, or else of the next one; None if there is none."""
         frames = self.frames(Selection(number, context=False))
         return next((envelope.received_ns for message, envelope in frames if isinstance(message, Step)), None)
 
@@ -162,7 +162,10 @@ def wall_clocks_note(ahead_ns: Sequence[int], first: Path) -> str:
 
 
 def foreign_ranks(chains: Sequence[PartChain]) -> list[frozenset[int]]:
-    """Per recording the ranks that another one has, too, and has fewer of: a node's own recording beside the root's."""
+    """Returns per recording the ranks that another one has, too, and has fewer of.
+
+    A node's own recording beside the root's.
+    """
     if len(chains) == 1 or all(chain.rank is not None for chain in chains):
         return [frozenset()] * len(chains)
     ranks = [chain.ranks() for chain in chains]
@@ -175,7 +178,7 @@ def foreign_ranks(chains: Sequence[PartChain]) -> list[frozenset[int]]:
 
 
 def identity_of(part: Part) -> str:
-    """See `PartChain.identity`."""
+    """Returns the id of the recording that a part belongs to; without one, its path."""
     return part.metadata.get("recording_id") or str(part.path)
 
 

@@ -192,7 +192,7 @@ class Recording:
         return Position(max(received), number) if received else None
 
     def _steps(self, selection: Selection) -> Iterator[tuple[Step, int]]:
-        """Steps and their receive times. Does not count frames, since another pass may be under way."""
+        """Yields steps and their receive times. Does not count frames, since another pass may be under way."""
         frames = (frame for chain in self.chains for frame in chain.frames(selection))
         return ((message, envelope.received_ns) for message, envelope in frames if isinstance(message, Step))
 

@@ -99,7 +99,7 @@ class ResilientWriter:
             self._fail(error)
 
     def abandon(self) -> None:
-        """See `RecordingWriter.abandon`. Counts what was not flushed as lost."""
+        """Counts what was not flushed as lost; otherwise as `RecordingWriter.abandon`."""
         if self._writer is not None:
             self._writer.abandon()
             self.lost += self._writer.unflushed

@@ -47,12 +47,12 @@ class ContextMessages:
         return len(self._kept)
 
     def envelopes(self) -> Iterator[tuple[Message, Envelope]]:
-        """Its frames for the next part. Those that an earlier part has are marked as repeated: by sequence number 0."""
+        """Yields its frames for the next part. Those that an earlier part has are repeated: sequence number 0."""
         for key, message in self._kept.items():
             yield message, Envelope(int(key in self._fresh), self.newest_ns, encode(message))
 
     def written(self) -> None:
-        """All of it has reached the disk."""
+        """Notes that all of it has reached the disk."""
         self._fresh.clear()
 
     def apply(self, message: Message, received_ns: int) -> None:
@@ -168,7 +168,7 @@ class RotatingWriter:
         self._writer.close({**(end or {}), "dropped_parts": str(self.dropped_parts)}, attachments)
 
     def abandon(self) -> None:
-        """See `RecordingWriter.abandon`."""
+        """Leaves the newest part as it is, as `RecordingWriter.abandon` does."""
         self._writer.abandon()
 
     def reopen(self, about: Mapping[str, str] | None = None) -> None:

@@ -33,10 +33,10 @@ class Searchable(Protocol):
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """See `ddpwatch.recording.reader.Recording`."""
+        """Finds a step, as `ddpwatch.recording.reader.Recording` does."""
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
-        """See `ddpwatch.recording.reader.Recording`."""
+        """Finds a step, as `ddpwatch.recording.reader.Recording` does."""
 
 
 def parse_target(text: str) -> SeekTarget:
@@ -73,7 +73,7 @@ def locate(recording: Searchable, target: SeekTarget) -> Position:
 
 
 def duration_text(seconds: float) -> str:
-    """``1:05``, or ``1:02:05`` from an hour on."""
+    """Formats as ``1:05``, or ``1:02:05`` from an hour on."""
     hours, rest = divmod(int(seconds), 3600)
     text = f"{rest // 60}:{rest % 60:02d}"
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else text

@@ -55,14 +55,14 @@ def report_of(
 def report_of_recording(
     recording: Recording, selection: Selection | None = None, drawn: Drawn | None = None
 ) -> dict[str, Any]:
-    """See `report_of`."""
+    """Reports on an open recording, as `report_of` does."""
     with _rare_collections():
         return _report_of(recording, selection or Selection(), drawn)
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Frames have no cycles: to look for them again and again takes a tenth of the time."""
+    """Collects rarely: frames have no cycles, and to look for them takes a tenth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *before[1:])
     try:
@@ -162,7 +162,7 @@ def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def parse_percent(text: str) -> float:
-    """``5%`` or ``5`` as 0.05.
+    """Reads ``5%`` or ``5`` as 0.05.
 
     Raises:
         UsageError: The text is something else.

@@ -10,7 +10,7 @@ FEWEST_POINTS = 8
 
 
 def charts(outline: Outline, width: int) -> str:
-    """Two charts, one above the other; "" for a run too short to draw.
+    """Returns two charts, one above the other; "" for a run too short to draw.
 
     Args:
         outline: Of the run.

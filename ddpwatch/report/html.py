@@ -121,7 +121,7 @@ def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, A
 
 
 def _params(layouts: list[Layout]) -> list[dict[str, Any]]:
-    """One layout per module and epoch; all ranks have the same."""
+    """Returns one layout per module and epoch; all ranks have the same."""
     found = {(layout.module, layout.epoch): layout for layout in layouts}
     return [
         {"module": module, "epoch": epoch, "base": layout.param_base, "names": layout.params}

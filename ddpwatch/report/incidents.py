@@ -27,7 +27,7 @@ def shown(incidents: list[Row]) -> tuple[list[Row], str]:
 
 
 def facts(row: Row) -> str:
-    """When an incident struck, what it cost, what its end would gain."""
+    """Returns when an incident struck, what it cost, what its end would gain."""
     found = [_when(row)]
     if row["period"] is not None and " in every " not in row["message"]:
         found.append(f"every {ordinal(row['period'])} step")
@@ -50,7 +50,7 @@ def _when(row: Row) -> str:
 
 
 def details(row: Row) -> list[str]:
-    """Lines below an incident: the cause outside the job, and the stacks of a hang."""
+    """Returns lines below an incident: the cause outside the job, and the stacks of a hang."""
     return [*([f"cause: {row['device']}"] if row["device"] else []), *row_stacks(row)]
 
 
@@ -72,7 +72,7 @@ def _flat(evidence: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def parse_kinds(text: str) -> frozenset[str]:
-    """``straggler,hang`` or ``any``.
+    """Reads ``straggler,hang`` or ``any``.
 
     Raises:
         UsageError: A kind is not known.

@@ -20,7 +20,7 @@ def render_report(report: dict[str, Any]) -> str:
 
 
 def _unresolved(steps: dict[str, Any]) -> str:
-    """Steps whose GPU times did not come; most jobs have none."""
+    """Returns steps whose GPU times did not come; most jobs have none."""
     return f", {steps['unresolved']} unresolved" if "unresolved" in steps else ""
 
 
@@ -71,7 +71,7 @@ def _lost(report: dict[str, Any]) -> list[str]:
 
 
 def _incidents(report: dict[str, Any]) -> list[str]:
-    """One line for each of the worst incidents, and indented what the line cannot hold."""
+    """Returns one line for each of the worst incidents, and indented what the line cannot hold."""
     found, more = worst.shown(report["incidents"])
     lines = ["Incidents"] if found else ["Incidents", clean(report["verdict"]["text"])]
     for row in found:

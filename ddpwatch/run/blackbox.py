@@ -71,7 +71,7 @@ class BlackBox:
         words[_SLOT_WORD] = slot
 
     def begin_unwatched_step(self, step: int, slot: int) -> None:
-        """`begin_step` and `enter` in one call, for the steps in which as little as possible runs."""
+        """Does `begin_step` and `enter` in one call, for the steps in which as little as possible runs."""
         words = self._words
         words[_STEP_WORD] = step
         words[_SLOT_WORD] = slot

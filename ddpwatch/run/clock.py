@@ -27,7 +27,10 @@ def pid_namespace() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot: with the pid, it identifies a process. 0 if not known."""
+    """Returns when the process started, in clock ticks since boot.
+
+    With the pid, it identifies a process. 0 if not known.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])  # a name may be no UTF-8
     except (OSError, IndexError):

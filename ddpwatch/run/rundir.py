@@ -92,7 +92,10 @@ def directory() -> Path:
 
 
 def fallback() -> str:
-    """Which directory is used in place of one in ``$XDG_RUNTIME_DIR``, and why; empty where that can be used."""
+    """Returns which directory is used in place of one in ``$XDG_RUNTIME_DIR``, and why.
+
+    Empty where that can be used.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if os.environ.get("DDPWATCH_DIR") or not runtime or _is_usable(runtime):
         return ""
@@ -140,7 +143,7 @@ def _memory_directory(run_directory: Path) -> Path | None:
 
 
 def file_system(path: Path) -> str:
-    """Kind of the file system that a path is on, e.g. ``tmpfs``; empty where that is not known."""
+    """Returns the kind of the file system that a path is on, e.g. ``tmpfs``; empty where that is not known."""
     try:
         mounts = [line.split()[1:3] for line in os.fsdecode(MOUNTS.read_bytes()).splitlines()]
     except OSError:
@@ -252,7 +255,7 @@ def remove(run_id: str) -> None:
 
 
 def blackbox(run_id: str, rank: int) -> Path | None:
-    """Path of a rank's black box; None without a place for it in memory (`ddpwatch.run.blackbox`).
+    """Returns the path of a rank's black box; None without a place for it in memory (`ddpwatch.run.blackbox`).
 
     Ranks and collector ask alike, so they agree without a message.
     """
@@ -260,13 +263,13 @@ def blackbox(run_id: str, rank: int) -> Path | None:
 
 
 def blackboxes(run_id: str, ranks: Iterable[int]) -> list[Path]:
-    """Paths of several ranks' black boxes, found at once; empty without a place for them."""
+    """Returns paths of several ranks' black boxes, found at once; empty without a place for them."""
     first = blackbox(run_id, 0)
     return [] if first is None else [first.with_name(f"{run_id}.box{rank}") for rank in ranks]
 
 
 def lease(run_id: str) -> Path | None:
-    """Path of the run's lease (`ddpwatch.sampling.lease`), which is where the black boxes are."""
+    """Returns the path of the run's lease (`ddpwatch.sampling.lease`), which is where the black boxes are."""
     return _in_memory(run_id, ".lease")
 
 
@@ -286,17 +289,17 @@ def _mapped(run_id: str) -> list[Path]:
 
 
 def log(run_id: str) -> Path:
-    """Path of the collector's log."""
+    """Returns the path of the collector's log."""
     return _path(run_id, ".log")
 
 
 def startup(name: str) -> Path:
-    """Path of the start-up file of a job that `ddpwatch run` has named (`ddpwatch.run.startup`)."""
+    """Returns the path of the start-up file of a job that `ddpwatch run` has named (`ddpwatch.run.startup`)."""
     return _path(name, ".startup")
 
 
 def note(launcher: int, started: int, local_rank: int) -> Path:
-    """Path of what a rank leaves for the one that takes its place below torchrun (`ddpwatch.probe.lineage`).
+    """Returns the path of what a rank leaves for the one that takes its place (`ddpwatch.probe.lineage`).
 
     Args:
         launcher: Torchrun's pid.
@@ -307,17 +310,17 @@ def note(launcher: int, started: int, local_rank: int) -> Path:
 
 
 def unfinished_note(note: Path) -> Path:
-    """Path of a note until it is written, another one each time."""
+    """Returns the path of a note until it is written, another one each time."""
     return note.with_suffix(f".{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def answer(nonce: str) -> Path:
-    """Path of what rank 0 answers a rank of this host (`ddpwatch.probe.store_requests`), until that has read it."""
+    """Returns the path of rank 0's answer to a rank of this host (`ddpwatch.probe.store_requests`)."""
     return _path(nonce, ANSWER)
 
 
 def rest(run_id: str, rank: int) -> Path:
-    """Path of what a rank leaves that ends before its collector is up (`ddpwatch.wire.control.RestFile`)."""
+    """Returns the path of what a rank leaves that ends before its collector is up (`wire.control.RestFile`)."""
     return _path(run_id, f"{REST}{rank}")
 
 
@@ -370,7 +373,7 @@ def is_elsewhere(info: RunInfo) -> bool:
 
 
 def last_view(run_id: str) -> Path:
-    """Path of the recording in which an ended run leaves its snapshot, for viewers that attach late."""
+    """Returns the path of the recording in which an ended run leaves its snapshot, for viewers that attach late."""
     return _path(run_id, ".mcap")
 
 

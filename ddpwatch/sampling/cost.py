@@ -159,7 +159,7 @@ class CostMeter:
         return sum(len(kind) * median(kind) for kind in kinds if kind) / len(self._own)
 
     def _ways(self, full: int, shadow: int) -> Iterator[list[tuple[int, Differences | None]]]:
-        """Numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow.
+        """Yields numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow.
 
         The best way comes first. When a viewer comes or goes, most steps change their level, and for a while only the
         comparisons from before are enough.

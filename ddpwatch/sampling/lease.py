@@ -37,7 +37,7 @@ SIZE = mmap.PAGESIZE
 
 
 def parse_budget(text: str | None, looked_at: bool) -> int:
-    """``1`` or ``0.5%`` of a step, in ppm. Without a text, the default of a viewer that somebody looks at, or 0.
+    """Reads ``1`` or ``0.5%`` of a step as ppm. Without a text, the default of a viewer in sight, or 0.
 
     Raises:
         UsageError: The text is something else.

@@ -164,7 +164,7 @@ class SamplingSchedule:
         self.full.limit(max(LONGEST_FULL_PERIOD, FULL_PERIOD_TIMES * times))
 
     def _allow(self, at_once: bool = False) -> None:
-        """Half of a lease is for watching at all; full steps take what that leaves. A lease never asks for less.
+        """Gives half of a lease to watching at all, and the rest to full steps. A lease never asks for less.
 
         One of 100 % asks for all that there is, so that a noisy estimate of the cost takes no full step away.
         """

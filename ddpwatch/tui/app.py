@@ -91,7 +91,7 @@ class DashboardApp(App[int]):
         self._baseline = baseline
 
     def compose(self) -> ComposeResult:
-        """All views, one of them visible."""
+        """Yields all views, one of them visible."""
         with ContentSwitcher(initial=self.view.id):
             yield from self.views
 

@@ -55,7 +55,7 @@ class HelpScreen(ModalScreen[None]):
         self._view = f"[b]{name}[/b]\n{definitions}\n"
 
     def compose(self) -> ComposeResult:
-        """One scrollable text."""
+        """Yields one scrollable text."""
         with VerticalScroll(id="help"):
             yield Static(HELP + self._view + SIGNS)
 

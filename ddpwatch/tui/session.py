@@ -80,7 +80,7 @@ class ViewerSession:
     # -- what the feed posts ---------------------------------------------------------------------------------
 
     def wait(self, directory: str, job: str = "", why: Why = UNKNOWN) -> None:
-        """There is no run yet; ``job`` is the command that should start one, and ``why`` how far that has come."""
+        """Waits for a run; ``job`` is the command that should start one, and ``why`` how far that has come."""
         self._directory, self._job, self._why = directory, job, why
 
     def attach(self, name: str, ended_s: float | None = None) -> None:

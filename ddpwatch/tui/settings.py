@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Length of the Timeline's rolling window, in seconds."""
 
     def override(self, theme: str | None, ascii_only: bool | None) -> Settings:
-        """These settings, with those given on the command line."""
+        """Returns these settings with those given on the command line."""
         changes = {name: value for name, value in (("theme", theme), ("ascii", ascii_only)) if value is not None}
         try:
             return msgspec.convert({**msgspec.structs.asdict(self), **changes}, Settings)
@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def settings_path() -> Path:
-    """``$DDPWATCH_CONFIG``, else ``ddpwatch/config.toml`` in ``$XDG_CONFIG_HOME`` (``~/.config``)."""
+    """Returns ``$DDPWATCH_CONFIG``, else ``ddpwatch/config.toml`` in ``$XDG_CONFIG_HOME`` (``~/.config``)."""
     if configured := os.environ.get("DDPWATCH_CONFIG"):
         return Path(configured)
     try:

@@ -138,7 +138,6 @@ class LiveSource:
         self._ask_at_s = self._asked_s + ANSWER_S  # unless synced by then
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
-        """See `Source.read`."""
         frames: list[Frame] = []
         if not self._synced:
             timeout_s = min(timeout_s, max(0.0, self._ask_at_s - time.monotonic()) + 0.001)
@@ -160,7 +159,6 @@ class LiveSource:
         return frames
 
     def close(self) -> None:
-        """See `Source.close`."""
         self._socket.close()
         if self._context is not None:
             self._context.term()
@@ -220,7 +218,7 @@ class LiveSource:
             yield from self._from_live(live)
 
     def _resync(self, envelope: Envelope) -> None:
-        """Will ask for a new snapshot: the frames before this one are lost unless it has them."""
+        """Asks later for a new snapshot: the frames before this one are lost unless it has them."""
         self._presumed_lost = envelope.seq - self._newest - 1
         self.missed += self._presumed_lost
         self._synced = False

@@ -75,7 +75,7 @@ class RunLines:
         self._has_pointed = self._has_named_torch = False
 
     def lines(self) -> list[str]:
-        """One for each incident that has started or ended since the last look, then the state of the run."""
+        """Returns a line for each incident that has started or ended since the last look, then the run's state."""
         state = self.state
         incidents = state.diagnosis.incidents()
         news = self._news.take_incidents(incidents, state.now_ns)
@@ -83,7 +83,7 @@ class RunLines:
         return [*self._pointer(), *self._untested_torch(), *changes, line(state, incidents)]
 
     def _pointer(self) -> list[str]:
-        """Once, on a host that shows only its own ranks: what to type for the whole run."""
+        """Says once, on a host that shows only its own ranks, what to type for the whole run."""
         whole = "" if self.state.status is None else clean(self.state.status.whole)
         if not whole or self._has_pointed:
             return []
@@ -91,7 +91,7 @@ class RunLines:
         return [f"{INDENT}these are the ranks of this host; for all hosts: {whole}"]
 
     def _untested_torch(self) -> list[str]:
-        """Once: that the job's torch is not one that is tested."""
+        """Says once that the job's torch is not one that is tested."""
         torch = next((rank.hello.torch for rank in self.state.ranks.values() if rank.hello is not None), "")
         beyond = untested(torch)
         if not beyond or self._has_named_torch:
@@ -100,7 +100,7 @@ class RunLines:
         return [f"{INDENT}torch {clean(torch)} is {beyond}: ddpwatch doctor tries what works"]
 
     def closing(self, stretch: str = "") -> list[str]:
-        """All incidents, worst first, and where the time went; nothing before the first step.
+        """Returns all incidents, worst first, and where the time went; nothing before the first step.
 
         Args:
             stretch: What part of the run they are of; empty for all of it.
@@ -117,7 +117,7 @@ def _ranks(incident: Incident) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of text, the last one ragged."""
+    """Returns columns of text, the last one ragged."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     return ["  " + "  ".join([f"{c:<{w}}" for c, w in zip(row, widths, strict=False)] + [row[-1]]) for row in rows]
 

@@ -210,7 +210,7 @@ class RunState:
             self.ends.append(message)
 
     def _apply_node(self, node: Node) -> None:
-        """Its ranks are unseen from now on, or have come back."""
+        """Takes a node's ranks for unseen from now on, or for back."""
         before = self.nodes.get(node.node)
         for rank in () if before is None else before.ranks:
             self._unseen.discard(rank)

@@ -171,7 +171,7 @@ class WhatIf:
         return replay.run(plan(self.recorded, physics, change)).mean - before.mean
 
     def _stride(self, buckets: int) -> int:
-        """To play one of n steps."""
+        """Returns n, to play one of n steps."""
         most = max(FEW_STEPS, min(MOST_STEPS, BUCKET_STEPS // max(1, buckets)))
         return 1 << (math.ceil(len(self.recorded.steps) / most) - 1).bit_length()
 
@@ -239,7 +239,7 @@ class WhatIf:
         yield from self._others()
 
     def _caps(self) -> Iterator[Change]:
-        """Other bucket caps, and with torch's list of them, another one of the first bucket."""
+        """Yields other bucket caps, and with torch's list of them, another one of the first bucket."""
         recorded = self.recorded
         limits = recorded_limits(recorded)
         now = None if limits is None or limits.first != limits.cap else limits.cap / MIB
@@ -266,7 +266,7 @@ class WhatIf:
         yield Change(perfect=True)
 
     def document(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """All of it as JSON."""
+        """Returns all of it as JSON."""
         measured = self.recorded.measured_ns
         return {
             "steps": len(self.recorded.steps),
@@ -290,7 +290,7 @@ def has_cap_list(torch: str) -> bool:
 
 
 def played_steps(count: int, stride: int) -> list[int]:
-    """One step, picked at random, of each so many. Every nth could always meet, or never, a rank late in every nth."""
+    """Picks one step at random of each so many. Every nth could always meet, or never, a rank late in every nth."""
     dice = random.Random(stride)
     return [dice.randrange(first, min(first + stride, count)) for first in range(0, count, stride)]
 
@@ -308,7 +308,10 @@ def sampling_error(before: Sequence[float], after: Sequence[float], recorded: in
 
 
 def _too_wide(change: Change, prediction: Prediction) -> str:
-    """Why what only a sweep can measure is not predicted; empty if it is, or if there is nothing of that kind."""
+    """Returns why what only a sweep can measure is not predicted.
+
+    Empty if it is, or if there is nothing of that kind.
+    """
     guess = "a slower link" if change.link < 1 else "what PowerSGD computes" if change.powersgd_rank else ""
     half_ms = prediction.gain_ms - prediction.gain_low_ms
     if not guess or half_ms <= MOST_GUESS * prediction.step_ms or not prediction.step_ms:

@@ -85,7 +85,7 @@ def rebuilt(parameters: Sequence[Parameter], limits: BucketCaps, order: Sequence
 
 
 def limits_of(cap_bytes: int, is_default: bool, first_bytes: int | None = None) -> BucketCaps:
-    """DDP's limits. A first bucket of 1 MiB comes only with the default cap, or where it is asked for."""
+    """Returns DDP's limits. A first bucket of 1 MiB comes only with the default cap, or where it is asked for."""
     if first_bytes is not None:
         return BucketCaps(first_bytes, cap_bytes)
     return BucketCaps(min(FIRST_BUCKET_BYTES, cap_bytes) if is_default else cap_bytes, cap_bytes)

@@ -39,7 +39,7 @@ class WhatIfOptions:
     perfect: bool = False
 
     def changes(self) -> list[Change]:
-        """Each option's changes alone, and each two options' together; empty if nothing is asked for.
+        """Returns each option's changes alone, and each two options' together; empty if nothing is asked for.
 
         Raises:
             UsageError: A value is not valid.

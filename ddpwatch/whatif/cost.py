@@ -119,7 +119,7 @@ class Curve:
         raise AssertionError("the last knot ends the loop")
 
     def _beyond(self, nbytes: float) -> tuple[float, float]:
-        """Above the largest size: on along the last piece, at most at its average rate."""
+        """Goes on above the largest size along the last piece, at most at its average rate."""
         before, last = self.knots[-2], self.knots[-1]
         average = last.work / last.nbytes
         prior = math.hypot(RATE_PRIOR * average, LATENCY_PRIOR_NS / last.nbytes)
@@ -227,7 +227,7 @@ def _among(curve: Curve, ring: float, hops: float) -> Curve:
 
 
 def link_of(wire: Wire, ranks: int) -> float:
-    """Ns per byte that the link takes: that of a sweep's large collectives, alone and at their fastest."""
+    """Returns the ns per byte that the link takes: that of a sweep's large collectives, alone and at their fastest."""
     factor = ring_bytes(ranks) / ring_bytes(wire.world_size)
     large = [size for size in wire.sizes if size.nbytes >= LARGE_BYTES] or wire.sizes[-1:]
     return factor * median(1e6 * size.low_ms / size.nbytes for size in large)
@@ -253,7 +253,7 @@ def workers_of(backend: str) -> int:
 
 
 def in_service(launches: Sequence[float], dones: Sequence[float], workers: int) -> list[float]:
-    """When each collective began to move: a worker takes them in launch order."""
+    """Returns when each collective began to move: a worker takes them in launch order."""
     free = [-math.inf] * workers
     starts = []
     for launch, done in zip(launches, dones, strict=True):

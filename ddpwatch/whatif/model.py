@@ -101,7 +101,7 @@ class Physics:
     lag: float
 
     def variations(self) -> Iterator[tuple[str, Physics, Physics]]:
-        """Per number that is uncertain: its name, and the same physics with it a standard error below and above."""
+        """Yields each uncertain number's name, and the same physics with it a standard error below and above."""
         below, above = (replace(self, curve=replace(self.curve, lean=lean)) for lean in (-1.0, 1.0))
         yield "curve", below, above
         below, above = (replace(self, curve=replace(self.curve, hop_lean=lean)) for lean in (-1.0, 1.0))
@@ -271,7 +271,7 @@ def link_of_sweep(best: float, curve: Curve, sizes: Sequence[int]) -> Guess:
 
 
 def _sharing(recorded: Recorded, seen: Sequence[Wired], workers: int, wire: Wire | None) -> Guess:
-    """Under which sharing a step's buckets take the most even time together, from where it usually is."""
+    """Finds the sharing by which a step's buckets take the most even time together, from where it usually is."""
     if workers == 1:
         return Guess(1.0, 0.0)
     if wire is not None and wire.sharing is not None:
@@ -353,7 +353,7 @@ def segment_bounds(recorded: Recorded) -> list[int]:
 
 
 def _covered(marks: Sequence[float], alone: Sequence[float]) -> list[tuple[float, float]]:
-    """Per stretch between two marks, in which share of it something moved, and how long it took.
+    """Returns per stretch between two marks, in which share of it something moved, and how long it took.
 
     ``alone`` is the time up to each mark in which nothing moved.
     """
@@ -374,7 +374,7 @@ def _combined(seen: tuple[float, float] | None, expected: float | None, unseen: 
 
 
 def _copy(recorded: Recorded) -> float:
-    """DDP waits for each bucket in turn and copies it back: the time per byte that explains each wait's end."""
+    """Returns the time per byte by which DDP copies buckets back in turn, as explains each wait's end."""
     after = list(accumulate(reversed(recorded.sizes)))[::-1]
     rates = []
     for step in recorded.steps:
@@ -408,7 +408,7 @@ def _lag(recorded: Recorded) -> float:
 
 
 def wait_end(dones: Sequence[float], after: Sequence[float], copy: float) -> float:
-    """When the last bucket is copied back, as far as the wire decides; ``after``: bytes from each bucket on."""
+    """Returns when the last bucket is copied back, as far as the wire decides; ``after``: bytes from each bucket on."""
     return max(done + copy * size for done, size in zip(dones, after, strict=True))
 
 
@@ -436,7 +436,7 @@ def take_apart(recorded: Recorded, physics: Physics, steps: Sequence[int]) -> li
 
 
 def _stretches(on_wire: Wired) -> list[tuple[float, float]]:
-    """When anything moved beside compute."""
+    """Returns when anything moved beside compute."""
     pairs = zip(map(int, on_wire.starts), map(int, on_wire.dones), strict=True)
     return [(float(a), float(min(b, on_wire.computed))) for a, b in union(pairs) if a < on_wire.computed]
 

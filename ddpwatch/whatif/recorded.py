@@ -224,7 +224,7 @@ class RecordedBuilder:
         return found
 
     def _unfit(self, across: StepAcrossRanks, layout: Layout) -> str:
-        """Why a full step does not show the newest buckets; empty if it does."""
+        """Returns why a full step does not show the newest buckets; empty if it does."""
         if across.members != self._hellos.keys():
             return "other ranks took part"
         reasons = (_unfit(step, layout) for step in across.ranks.values())
@@ -265,7 +265,7 @@ def _is_rebuilt(hello: Hello) -> bool:
 
 
 def _unfit(step: Step, layout: Layout) -> str:
-    """Why a rank's step does not have what a schedule needs; empty if it does."""
+    """Returns why a rank's step does not have what a schedule needs; empty if it does."""
     sizes = sorted(bucket.nbytes for bucket in layout.buckets)
     if None in step.comm_done:
         return "completions were not measured"
@@ -279,7 +279,7 @@ def _unfit(step: Step, layout: Layout) -> str:
 
 
 def _why_no_parameters(layout: Layout, steps: Sequence[StepAcrossRanks]) -> str:
-    """Why gradients cannot be moved to other buckets; empty if they can."""
+    """Returns why gradients cannot be moved to other buckets; empty if they can."""
     if not layout.param_bytes:
         return "the recording does not hold the sizes of the parameters (an older version of ddpwatch made it)"
     held = [position for bucket in layout.buckets for position in bucket.params]
@@ -304,7 +304,7 @@ def _units(
 
 
 def _kind_of(layout: Layout, positions: Sequence[int]) -> str:
-    """Type and device of a bucket's gradients; empty if they are not known."""
+    """Returns the type and device of a bucket's gradients; empty if they are not known."""
     known = positions and max(positions) < len(layout.param_kind)
     return layout.param_kind[positions[0]].partition(" sparse")[0] if known else ""
 
@@ -338,7 +338,7 @@ def _ready_order(
 
 
 def _rank_step(step: Step, start_ns: int, ids: Sequence[int]) -> RankStep:
-    """One rank's stamps, as absolute times from the step's start on the common time line."""
+    """Returns one rank's stamps, as absolute times from the step's start on the common time line."""
     base = float(start_ns)
     ends = {span.phase: span for span in step.spans}  # the last of each phase
     computed = ends["backward"].end

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 def ready_times(steps: Sequence[StepWork], buckets: Buckets) -> Ready:
-    """When each rank could launch these buckets, on the clock of compute with nothing beside it."""
+    """Returns when each rank could launch these buckets, on the clock of compute with nothing beside it."""
     in_order = [unit for bucket in buckets for unit in bucket] == list(range(sum(map(len, buckets))))
     last = [bucket[-1] for bucket in buckets]
     found: Ready = []
@@ -98,7 +98,7 @@ class Replay:
     def _step(
         self, number: int, rows: Sequence[tuple[int, int]], ready: Ready
     ) -> tuple[Sequence[Work], Sequence[Sequence[float]], Sequence[float]]:
-        """Each rank's work in a step, when it could launch each bucket, and how slow the wire was.
+        """Returns each rank's work in a step, when it could launch each bucket, and how slow the wire was.
 
         ``rows`` are those of the plan; empty if each rank is like itself.
         """
@@ -149,7 +149,7 @@ class _Course:
         self._finish(played, ends, [work.tail for work in works])
 
     def _starts(self, works: Sequence[Work]) -> list[float]:
-        """When each rank's backward starts."""
+        """Returns when each rank's backward starts."""
         if self._plan.change.no_input:
             return [clock + work.before - (work.data or 0.0) for clock, work in zip(self._clocks, works, strict=True)]
         return [clock + work.before for clock, work in zip(self._clocks, works, strict=True)]

@@ -57,7 +57,7 @@ class Change:
     static_graph: bool = False
 
     def __or__(self, other: Change) -> Change:
-        """Both at once."""
+        """Returns both at once."""
         default = Change()
         theirs = {f.name: getattr(other, f.name) for f in fields(self)}
         return replace(self, **{name: value for name, value in theirs.items() if value != getattr(default, name)})
@@ -130,7 +130,7 @@ def _sorted(buckets: Buckets) -> Buckets:
 
 
 def _assigned(recorded: Recorded, limits: BucketCaps, static_graph: bool) -> Buckets:
-    """DDP's buckets under these limits, as units."""
+    """Returns DDP's buckets under these limits, as units."""
     if recorded.flag("find_unused_parameters") and not (static_graph or recorded.flag("static_graph")):
         registered = [recorded.units[unit] for unit in recorded.registered]
         return [[recorded.registered[i] for i in bucket] for bucket in initial(registered, limits)]
@@ -233,7 +233,7 @@ def _item_bytes(unit: Parameter) -> int:
 
 
 def _power_sgd(units: Sequence[Parameter], rank: int) -> list[float]:
-    """Vectors and small matrices whole, then both factors of all others."""
+    """Returns what is sent: vectors and small matrices whole, then both factors of all others."""
     whole = left = right = 0.0
     for unit in units:
         elements = unit.nbytes / _item_bytes(unit)
@@ -248,7 +248,7 @@ def _power_sgd(units: Sequence[Parameter], rank: int) -> list[float]:
 
 
 def _casts(recorded: Recorded, physics: Physics, change: Change) -> tuple[float, float]:
-    """Ns per byte that a hook costs compute before the launch, and the wire's thread after it.
+    """Returns the ns per byte that a hook costs compute before the launch, and the wire's thread after it.
 
     Of PowerSGD's products, compute pays for those before the first all-reduce, and for the others as far as they want
     the cores that it has.
@@ -276,7 +276,7 @@ def _shares(recorded: Recorded, buckets: Buckets) -> list[list[tuple[int, float]
 
 
 def _rows(recorded: Recorded, change: Change) -> list[tuple[int, int]]:
-    """Further ranks are like the recorded ones in later steps; a rank without its lateness is like a usual one.
+    """Takes further ranks for recorded ones in later steps, and a rank without its lateness for a usual one.
 
     The steps are as close as may be: on a machine that drifts, ranks of far apart steps would be unlike each other.
     """
@@ -290,7 +290,7 @@ def _rows(recorded: Recorded, change: Change) -> list[tuple[int, int]]:
 
 
 def own_time(recorded: Recorded) -> dict[int, float]:
-    """Per rank, the mean of what it does itself in a step (ns): all but the wait for buckets."""
+    """Returns per rank the mean of what it does itself in a step (ns): all but the wait for buckets."""
     return {
         number: sum(
             row.computed - row.start + row.end - row.synced for row in (step[position] for step in recorded.steps)
@@ -307,7 +307,7 @@ def usual_rank(recorded: Recorded, but: int) -> int:
 
 
 def parse_hook(text: str) -> str:
-    """``fp16``, ``bf16``, ``powersgd`` or ``powersgd-4`` as `Change.hook`.
+    """Reads ``fp16``, ``bf16``, ``powersgd`` or ``powersgd-4`` as `Change.hook`.
 
     Raises:
         UsageError: The text is something else.
@@ -321,7 +321,7 @@ def parse_hook(text: str) -> str:
 
 
 def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:
-    """Why the recording does not carry a prediction of this change; empty if it does."""
+    """Returns why the recording does not carry a prediction of this change; empty if it does."""
     if (change.moves_buckets or change.powersgd_rank) and not recorded.by_parameter:
         return recorded.why_not
     resized = change.moves_buckets or change.hook or change.link != 1 or change.world not in (None, len(recorded.ranks))

@@ -40,7 +40,7 @@ class Played(NamedTuple):
     clock: tuple[list[float], list[float]]
 
     def wall(self, at: float) -> float:
-        """When compute is so far."""
+        """Returns when compute is so far."""
         times, behind = self.clock
         if not times or at <= times[0]:
             return at
@@ -74,7 +74,7 @@ def _in_line(ready: Sequence[float], works: Sequence[float]) -> list[float]:
 
 
 def _play(ready: Sequence[float], works: Sequence[float], computed: float, speeds: Speeds) -> Played:
-    """From event to event: a launch, a completion, or the end of compute.
+    """Plays from event to event: a launch, a completion, or the end of compute.
 
     All buckets in flight are equally fast. So one number counts what each has got: ``served``, to which a bucket adds
     its work when it starts, and is done when that is reached.

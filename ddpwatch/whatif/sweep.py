@@ -163,7 +163,7 @@ class Sweep:
         )
 
     def _beside(self, nbytes: int, rounds: int) -> float | None:
-        """Beside compute on this rank, in ms; not measured on a GPU, where compute would have to be one of its own."""
+        """Measures beside compute on this rank (ms); not on a GPU, where compute would have to be one of its own."""
         if self._device.type != "cpu":
             return None
         with self._computing():
@@ -192,7 +192,7 @@ class Sweep:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Products on a thread of their own, meanwhile."""
+        """Computes products on a thread of their own, meanwhile."""
         stop = threading.Event()
 
         def compute() -> None:
@@ -228,7 +228,10 @@ class Sweep:
         return both
 
     def _cast(self, dtype: torch.dtype) -> float:
-        """Ns per byte of gradient for what torch's hook does, bucket by bucket: a cast, a division, and a cast back."""
+        """Returns the ns per byte of gradient for what torch's hook does, bucket by bucket.
+
+        A cast, a division, and a cast back.
+        """
         full, ranks, most = self._buffers[0][: HOOK_BYTES // 4], dist.get_world_size(), BUCKET_BYTES // 4
         buckets = [full[at : at + most] for at in range(0, len(full), most)]
 
@@ -239,7 +242,7 @@ class Sweep:
         return self._ns_per_byte(there_and_back, full)
 
     def _power_sgd(self, rank: int) -> tuple[float, float]:
-        """Ns per byte of gradient for what torch's PowerSGD hook computes for square matrices, its error included.
+        """Returns the ns per byte that torch's PowerSGD hook computes for square matrices, its error included.
 
         The first number is what it does before the first all-reduce, on the thread that launches it; the second is the
         rest.
@@ -272,7 +275,7 @@ class Sweep:
         return 1e9 * self._agreed(median(taken)) / gradients.nbytes
 
     def _timed(self, call: Callable[[], object]) -> float:
-        """Seconds that a call takes, all that it started on a GPU included."""
+        """Returns seconds that a call takes, all that it started on a GPU included."""
         self._settle()
         started = time.perf_counter()
         call()

@@ -77,7 +77,7 @@ class ControlSocket:
         self._received = b""
 
     def fileno(self) -> int:
-        """For a poller; -1 once it is closed."""
+        """Returns its number, for a poller; -1 once it is closed."""
         return self._socket.fileno()
 
     @property
@@ -105,7 +105,7 @@ class ControlSocket:
         return [message for line in lines if (message := _message(line)) is not None]
 
     def close(self) -> None:
-        """Safe to call more than once."""
+        """Closes it. Safe to call more than once."""
         self._socket.close()
 
     def _read(self) -> bytes:

@@ -517,7 +517,7 @@ def encode(message: Message) -> bytes:
 
 @cache
 def _decoder() -> msgspec.msgpack.Decoder[Message]:
-    """Made on first use: a rank only sends, and would pay 2 ms for it."""
+    """Makes it on first use: a rank only sends, and would pay 2 ms for it."""
     return msgspec.msgpack.Decoder(Message)
 
 

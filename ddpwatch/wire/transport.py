@@ -132,7 +132,7 @@ def poll(poller: zmq.Poller, timeout_ms: int) -> Polled:
 
 
 def batches(envelopes: Iterable[Envelope]) -> Iterator[list[Envelope]]:
-    """Frames by the message: each message costs the collector as much as several frames, and queues count messages."""
+    """Yields frames by the message: each costs the collector as much as several frames, and queues count messages."""
     batch: list[Envelope] = []
     nbytes = 0
     for envelope in envelopes:
@@ -231,7 +231,7 @@ class ConnectionMonitor:
             yield int.from_bytes(parts[0][:2], sys.byteorder)
 
     def close(self) -> None:
-        """Call it before the socket is closed: an event that nobody receives blocks ZeroMQ."""
+        """Closes it, before the socket is closed: an event that nobody receives blocks ZeroMQ."""
         self._socket.disable_monitor()
         self._events.close()
 

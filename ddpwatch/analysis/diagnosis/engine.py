@@ -410,7 +410,10 @@ def _note_held_up(split: StepSplit, ranks: Sequence[int], launches: Sequence[int
 
 
 def _launches(across: StepAcrossRanks, ranks: Sequence[int], key: BucketKey) -> list[int]:
-    """When ranks launched a bucket, had they never waited for a collective before: each wait makes up for lateness."""
+    """Returns when ranks launched a bucket, had they never waited for a collective before.
+
+    Each wait makes up for lateness.
+    """
     facts_of = across.all_facts()
     facts = [facts_of[rank] for rank in ranks]
     launches = [one.launch[-1] if one.keys[-1] == key else one.launch[one.keys.index(key)] for one in facts]

@@ -52,7 +52,7 @@ class Unsound:
         self._layouts.setdefault(key, {}).setdefault(buckets, set()).add(layout.rank)
 
     def incidents(self) -> list[Incident]:
-        """All that does not hold."""
+        """Returns all that does not hold."""
         found = []
         if self._unreduced:
             are = "are" if self._lasts else "were"

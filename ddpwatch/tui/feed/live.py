@@ -65,11 +65,11 @@ class LiveFeed(ThreadFeed):
         self._chosen = run
 
     def ended(self) -> list[Path]:
-        """Recordings of ended runs, newest first."""
+        """Returns recordings of ended runs, newest first."""
         return self._spec.list_ended()
 
     def runs(self) -> list[RunInfo]:
-        """Live runs, newest first."""
+        """Returns live runs, newest first."""
         return self._spec.list_runs()
 
     def _run(self) -> None:

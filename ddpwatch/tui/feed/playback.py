@@ -27,7 +27,7 @@ class Playable(Protocol):
         """Returns the time to read from, so that this many steps and seconds before ``at_ns`` are known."""
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
-        """When that step was complete, or else the next one (``back``: the one before)."""
+        """Returns when that step was complete, or else the next one (``back``: the one before)."""
 
 
 class FrameList:
@@ -44,15 +44,13 @@ class FrameList:
         return (self._frames[0][1].received_ns, self._frames[-1][1].received_ns) if self._frames else (0, 0)
 
     def seek(self, at_ns: int) -> Iterator[Frame]:
-        """See `Playable`. Gives all frames; the player takes those before ``at_ns`` at once."""
+        """Gives all frames; the player takes those before ``at_ns`` at once."""
         return iter(self._frames)
 
     def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
-        """See `Playable`."""
         return 0
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
-        """See `Playable`."""
         steps = [(m.step, e.received_ns) for m, e in self._frames if isinstance(m, Step)]
         numbers = [n for n, _ in steps if (n <= number if back else n >= number)]
         if not numbers:

@@ -66,7 +66,6 @@ class ReplayFeed(ThreadFeed):
     # -- called by the dashboard -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """See `ThreadFeed.stop`."""
         super().stop()
         self._woken.set()
 

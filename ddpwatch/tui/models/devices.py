@@ -106,7 +106,7 @@ def _ranks_on(device: Device, ranks: Mapping[_Place, set[int]]) -> set[int]:
 
 
 def worst_first(devices: Sequence[DeviceLine]) -> tuple[DeviceLine, ...]:
-    """GPUs in the order of `WORST_FIRST`, then hosts, the busiest first.
+    """Returns GPUs in the order of `WORST_FIRST`, then hosts, the busiest first.
 
     Utilisation and clock are means over a minute or two, so that the order seldom changes. Of clocks, tenths below
     the fastest count. A GPU whose utilisation is not known is the least busy.

@@ -17,7 +17,7 @@ SPARK_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """One step.
+    """Shows one step.
 
     Attributes:
         step_ns: The longest over the ranks.

@@ -73,7 +73,7 @@ class Lane:
         return self.offset_ns + clock_ns - self.step.start_ns
 
     def waits_for(self, phase: str) -> str:
-        """That the rank waits in a phase, and for what; empty if it does not."""
+        """Says that the rank waits in a phase, and for what; empty if it does not."""
         awaited = "its parameter group" if phase == "sync" and self.step.comm_op else _AWAITED.get(phase)
         return f"waits for {awaited}" if awaited else ""
 
@@ -131,7 +131,7 @@ class Lanes(Sequence[Lane]):
     @overload
     def __getitem__(self, index: slice) -> list[Lane]: ...
     def __getitem__(self, index: int | slice) -> Lane | list[Lane]:
-        """Lanes by their index."""
+        """Returns lanes by their index."""
         if isinstance(index, slice):
             return [self.of(rank) for rank in self.ranks[index]]
         return self.of(self.ranks[index])
@@ -168,7 +168,7 @@ def picked(ranks: Sequence[int], named: Sequence[int], peers: Sequence[int], roo
 
 
 def _spread(ranks: Sequence[int], count: int) -> list[int]:
-    """That many of the ranks, evenly spaced."""
+    """Picks that many of the ranks, evenly spaced."""
     count = min(count, len(ranks))
     return [ranks[index * (len(ranks) - 1) // max(count - 1, 1)] for index in range(count)]
 

@@ -179,7 +179,7 @@ class RankLines(Sequence[RankLine]):
     @overload
     def __getitem__(self, index: slice) -> list[RankLine]: ...
     def __getitem__(self, index: int | slice) -> RankLine | list[RankLine]:
-        """Lines by their index in the table."""
+        """Returns lines by their index in the table."""
         if isinstance(index, slice):
             return [self.of(rank) for rank in self.ranks[index]]
         return self.of(self.ranks[index])
@@ -277,7 +277,7 @@ class OverviewBuilder:
         return lanes
 
     def summary(self, state: RunState, at_rest: bool = False) -> Summary:
-        """Figures over the newest steps, renewed twice a second by the state's clock; at once where that is at rest."""
+        """Returns figures over the newest steps, renewed twice a second by the state's clock, or at once at rest."""
         recent = state.recent()
         key = (recent[-1].step, len(recent), len(state.ranks)) if recent else ()
         due = at_rest or not 0 <= state.now_ns - self._at_ns < SUMMARY_NS or len(recent) < ENOUGH_STEPS
@@ -304,7 +304,7 @@ def _groups(state: RunState) -> dict[int, tuple[int, ...]]:
 
 
 def filtered(state: RunState, ranks: Iterable[int], filter_text: str) -> list[int]:
-    """Those of the ranks that the filter selects, in order."""
+    """Returns those of the ranks that the filter selects, in order."""
     test = parse_filter(filter_text)
     if test is None:
         return sorted(ranks)
@@ -342,7 +342,7 @@ def _troubled(state: RunState, rank: int) -> bool:
 
 
 def lines_shown(model: Overview, first: int | None, room: int) -> Sequence[RankLine]:
-    """So many lines from the ``first`` on; None: the worst first, if not all fit."""
+    """Returns so many lines from the ``first`` on; for None, the worst first if not all fit."""
     if first is None and len(model.ranks) > room:
         named = {line.rank for line in model.worst}
         others = (line for line in model.ranks if line.rank not in named)
@@ -386,7 +386,7 @@ def rank_status(state: RunState, rank: RankState, stuck: bool = False) -> tuple[
 
 
 def _since_s(beat: Beat) -> float:
-    """For how long a rank has been where `_place` says, as of its heartbeat."""
+    """Returns for how long a rank has been where `_place` says, as of its heartbeat."""
     return (beat.at_ns - (beat.activity_since_ns if beat.activity else beat.since_ns)) / 1e9
 
 

@@ -78,7 +78,7 @@ class HeatMap:
     buffers: bool = False
 
     def level(self, column: int, row: int) -> int | None:
-        """0 to SHADES - 1, None if unknown."""
+        """Returns 0 to SHADES - 1, None if unknown."""
         value = self.columns[column][row]
         if math.isnan(value):
             return None
@@ -142,7 +142,7 @@ def _short(host: str) -> str:
 
 
 def by_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> list[Sequence[int]]:
-    """One row per host, in the order of their lowest ranks."""
+    """Returns one row per host, in the order of their lowest ranks."""
     found: dict[str, list[int]] = {}
     for rank in ranks:
         found.setdefault(hosts.get(rank, ""), []).append(rank)

@@ -46,17 +46,17 @@ class Window:
         return replace(self, axis_ns=max(axis_ns, 1))._clamped()
 
     def zoom(self, factor: float, around_ns: int) -> Window:
-        """``factor`` times shorter, with ``around_ns`` staying where it is on the screen."""
+        """Returns a window ``factor`` times shorter, with ``around_ns`` staying where it is on the screen."""
         length = min(max(int(self.length_ns / factor), _MIN_WINDOW_NS), self.axis_ns)
         share = (around_ns - self.start_ns) / self.length_ns
         return replace(self, start_ns=int(around_ns - share * length), length_ns=length)._clamped()
 
     def pan(self, share: float) -> Window:
-        """Moved by a share of its length."""
+        """Moves by a share of its length."""
         return replace(self, start_ns=self.start_ns + int(share * self.length_ns))._clamped()
 
     def showing(self, at_ns: int) -> Window:
-        """Moved, if necessary, so that ``at_ns`` is in it."""
+        """Moves, if necessary, so that ``at_ns`` is in it."""
         if self.start_ns <= at_ns < self.start_ns + self.length_ns:
             return self
         return replace(self, start_ns=at_ns - self.length_ns // 2)._clamped()
@@ -92,7 +92,7 @@ class Timeline:
 
 
 def timeline_of_step(step: StepAcrossRanks, lanes: StepLanes) -> Timeline:
-    """One step."""
+    """Shows one step."""
     title = f"step {lanes.step}"
     title += f" ({lanes.status})" if lanes.status else ""
     title += lanes.clocks

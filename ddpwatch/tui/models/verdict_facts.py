@@ -31,7 +31,7 @@ class VerdictFacts:
 
 
 def verdict_facts(incident: Incident | None, state: RunState, hosts: HostNames) -> VerdictFacts | None:
-    """Facts on the verdict's incident; None if it is about none."""
+    """Returns facts on the verdict's incident; None if it is about none."""
     if incident is None:
         return None
     rank = state.ranks.get(incident.ranks[0]) if len(incident.ranks) == 1 else None
@@ -68,7 +68,7 @@ def _lasts_ns(incident: Incident, state: RunState) -> int | None:
 
 
 def standstill_ns(incidents: Iterable[Incident], state: RunState) -> int | None:
-    """In a hang, for how long no rank has finished a step; None if there is no hang, or other groups go on."""
+    """Returns for how long no rank has finished a step in a hang; None without one, or if other groups go on."""
     if not any(incident.kind == "hang" and incident.open for incident in incidents):
         return None
     each_ns = (_without_step_ns(rank, state.now_ns) for rank in state.ranks.values() if rank.bye is None)

@@ -213,6 +213,6 @@ def _answer_of(document: dict[str, Any], found: Sequence[Scenario], refused: Seq
 
 
 def _place(scenario: Scenario) -> tuple[int, bool, float]:
-    """Caps from the smallest on, those with another first bucket last; all else as it was asked."""
+    """Sorts caps from the smallest on, those with another first bucket last; all else as it was asked."""
     prediction = scenario.prediction
     return _ORDER.index(scenario.kind), "first" in prediction.change, prediction.cap_mib or 0.0

@@ -21,7 +21,7 @@ def _exposed_style(row: BucketSummary) -> str:
 
 
 def _numbered(row: BucketSummary) -> str:
-    """Its index; of all modules but the first, the module's number as well."""
+    """Returns its index; of all modules but the first, the module's number as well."""
     return f"{row.module}:{row.index}" if row.module else str(row.index)
 
 
@@ -53,7 +53,7 @@ def _columns(rows: Sequence[BucketSummary]) -> tuple[GridColumn[BucketSummary], 
 
 
 def _last(row: BucketSummary) -> str:
-    """Briefly: "3 80%", "3 or 9 80%", "1 of 4 80%"."""
+    """Says briefly "3 80%", "3 or 9 80%", "1 of 4 80%"."""
     if not row.last_ranks:
         return UNKNOWN
     named = " or ".join(map(str, row.last_ranks)) if len(row.last_ranks) < 3 else f"1 of {len(row.last_ranks)}"
@@ -140,7 +140,7 @@ def paint_bucket(
     size_: tuple[int, int],
     first: int = 0,
 ) -> list[Row]:
-    """One bucket: wait, transfer and exposed step by step, and its parameters in the order of their hook fires.
+    """Paints one bucket: wait, transfer and exposed step by step, and its parameters by their hook fires.
 
     ``fired`` is (parameter, ns from the backward's start) in that order, on the lowest rank. FSDP2's are not seen.
     """

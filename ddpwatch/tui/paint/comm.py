@@ -106,7 +106,7 @@ def _paint_row(canvas: Canvas, lane: Lane, row: Sequence[int], bars: Sequence[Ba
 
 
 def _runs(codes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Stretches of equal cells, as (first, the one after the last, what they show)."""
+    """Yields stretches of equal cells, as (first, the one after the last, what they show)."""
     cuts = [x for x, differs in enumerate(map(ne, codes, codes[1:]), start=1) if differs]
     for first, last in zip([0, *cuts], [*cuts, len(codes)], strict=True):
         yield first, last, codes[first]
@@ -128,7 +128,7 @@ def _name(canvas: Canvas, bar: Bar, cells: Interval, y: int, waits: bool) -> Non
 
 
 def _paint_launches(canvas: Canvas, lane: Lane, bars: Sequence[Bar], axis: Axis, y: int, named: bool) -> None:
-    """Signs for buckets of which only the launch is known."""
+    """Paints signs for buckets of which only the launch is known."""
     for bar in bars:
         if axis.sees(bar.start, bar.start):
             canvas.put(axis.span(bar.start, bar.start)[0], y, f"{LAUNCH}{bar.index if named else ''}", "launch")
@@ -138,7 +138,7 @@ def _paint_launches(canvas: Canvas, lane: Lane, bars: Sequence[Bar], axis: Axis,
 
 
 def paint_halves(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
-    """One row per rank: compute in the upper half of the cells, communication in the lower half."""
+    """Paints one row per rank: compute in the upper half of the cells, communication in the lower half."""
     start, end = lane.offset_ns, lane.offset_ns + lane.step.duration_ns
     if not is_watched(lane.step.status) or not axis.sees(start, end):
         return

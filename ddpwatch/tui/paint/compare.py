@@ -67,7 +67,7 @@ def _verdict(model: CompareModel) -> tuple[str, str, str]:
 
 
 def _paint_figures(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
-    """Medians side by side, and their change with its interval. A sign marks a change beyond chance."""
+    """Paints medians side by side, and their change with its interval. A sign marks a change beyond chance."""
     canvas.fill(0, canvas.width, y, " ", "heading")
     heads = (f"{name} ({result.baseline['steps']})", f"{THIS_RUN} ({result.run['steps']})", "change", "99 % interval")
     x = canvas.put(1, y, f"{'p50 (steps)':<{_GUTTER - 1}}", "heading")

@@ -74,7 +74,7 @@ def _swap(device: Device) -> Field | None:
 
 
 def _net(device: Device) -> list[Field]:
-    """Errors and drops of the network; only if there are any."""
+    """Returns errors and drops of the network; only if there are any."""
     errors = (device.net_rx_errors_s or 0) + (device.net_tx_errors_s or 0)
     drops = (device.net_rx_drops_s or 0) + (device.net_tx_drops_s or 0)
     name = shorten_name(device.net_faulty, 16)

@@ -36,7 +36,7 @@ class DeviceCard:
 
 
 def device_fields(line: DeviceLine) -> list[Field]:
-    """Name, utilisation, memory, power and temperature, for one line."""
+    """Returns the name, utilisation, memory, power and temperature, for one line."""
     name, device = _name(line), line.device
     return [Field(name, shorten(name, 24), 0, "strong"), _utilisation(device), *_figures(device)]
 
@@ -79,7 +79,7 @@ def meter(percent: float | None, width: int) -> Row:
 
 
 def paint_device_panel(devices: Sequence[DeviceLine], width: int, height: int) -> list[Row]:
-    """Heading, devices, and the history of utilisation below or beside them."""
+    """Paints the heading, the devices, and the history of utilisation below or beside them."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     canvas.put(1, 0, "devices", "heading")
@@ -111,7 +111,7 @@ def _paint_list(canvas: Canvas, devices: Sequence[DeviceLine], width: int, heigh
 
 
 def _panel_rows(line: DeviceLine, width: int, tall: int, several: bool) -> list[Row]:
-    """One to three rows; where there are ``several`` hosts, the host is always named."""
+    """Returns one to three rows; where there are ``several`` hosts, the host is always named."""
     device = line.device
     name, utilisation, figures = _name(line), _utilisation(device), _figures(device)
     if tall == 1:
@@ -152,7 +152,7 @@ def card_rows(devices: int, width: int, height: int) -> tuple[int, int]:
 def paint_devices(
     cards: Sequence[DeviceCard], size: tuple[int, int], selected: int, hidden: int = 0, tall: int = _CARD_ROWS
 ) -> list[Row]:
-    """Cards on the left (or above), histories of the selected device beside (or below) them.
+    """Paints cards on the left (or above), histories of the selected device beside (or below) them.
 
     Args:
         cards: The devices in view.
@@ -209,7 +209,7 @@ def _paint_card(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: 
 
 
 def _paint_shares(canvas: Canvas, card: DeviceCard, y: int, width: int) -> None:
-    """Waiting is hatched, as exposed communication is everywhere: "100 % busy" may be just that."""
+    """Paints waiting hatched, as exposed communication is everywhere: "100 % busy" may be just that."""
     shares = card.shares
     if shares is None:
         text = f"step {UNKNOWN}: completions are not measured, so waiting looks like computing"

@@ -143,7 +143,7 @@ def _identity(model: Overview) -> list[Field]:
 
 
 def _torch(torch: str) -> Field:
-    """Its version. One that is not tested stays as long as there is room for any warning."""
+    """Returns its version. One that is not tested stays as long as there is room for any warning."""
     if beyond := untested(torch):
         return Field(f"torch {torch}, {beyond}", "torch untested", 3, "warn")
     return Field(f"torch {torch}" if torch else "", "", 7)
@@ -219,7 +219,7 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
 
 
 def _standstill(ns: int) -> Field:
-    """Instead of a rate that no longer holds."""
+    """Says for how long no step came, instead of a rate that no longer holds."""
     text = f"no step for {ns / 1e9:.0f} s"
     return Field(text, text, 0, "bad")
 
@@ -283,7 +283,7 @@ def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) ->
 
 
 def line_below(model: Overview, width: int) -> Row:
-    """More on the verdict's incident; without one, on a screen that has no panel for it, the lost time."""
+    """Returns more on the verdict's incident; without one, on a screen that has no panel for it, the lost time."""
     if model.facts is not None:
         return fit(_facts(model, model.facts), width - 4)
     text = lost_line(model.diagnosed, width - 4) if width < WIDE else ""
@@ -312,7 +312,7 @@ def _facts(model: Overview, facts: VerdictFacts) -> list[Field]:
 
 
 def _since(facts: VerdictFacts, ended: bool) -> Field:
-    """When the incident started and, while the run goes on, how long ago that was."""
+    """Returns when the incident started and, while the run goes on, how long ago that was."""
     incident = facts.incident
     if incident is None or incident.since_step is None or incident.kind in ("hang", "death"):  # the sentence says when
         return Field("", "")
@@ -339,7 +339,7 @@ class Tab:
     current: bool = False
 
     def text(self, screen: int) -> str:
-        """Its label on a screen of that width."""
+        """Returns its label on a screen of that width."""
         if screen >= _ROOMY:
             return f" {self.key} {self.name} "
         return f" {self.key} {self.name}" if screen >= _FULL_TABS else f" {self.key} "

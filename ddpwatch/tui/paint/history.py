@@ -22,7 +22,7 @@ def paint_history(
     shown: int | None = None,
     incidents: Sequence[Incident] = (),
 ) -> list[Row]:
-    """One column per step, newest on the right, below a strip of the incidents that struck.
+    """Paints one column per step, newest on the right, below a strip of the incidents that struck.
 
     Args:
         points: The steps, oldest first.
@@ -59,7 +59,7 @@ def paint_history(
 
 
 def _paint_column(canvas: Canvas, point: HistoryPoint, top: int, x: int, rows: int) -> None:
-    """Exposed communication at the bottom, hatched; the rest of the step above it."""
+    """Paints exposed communication at the bottom, hatched; the rest of the step above it."""
     total = round(8 * rows * point.step_ns / top)
     exposed = round(8 * rows * (point.exposed_ns or 0) / top)
     if point.exposed_ns and not exposed:

@@ -129,7 +129,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> None:
-    """Everything known of one incident."""
+    """Paints everything known of one incident."""
     incident, width = row.incident, canvas.width
     canvas.fill(0, width, y, " ", "heading")
     title = f"{name_of(incident.kind)}, {_when(row, ended)}: cost {cost_text(incident)}"

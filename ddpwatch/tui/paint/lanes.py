@@ -41,7 +41,7 @@ class LaneRows:
 
 
 def choices(comm: int) -> list[LaneRows]:
-    """From roomy to tight, for ranks whose buckets need ``comm`` rows."""
+    """Lists choices from roomy to tight, for ranks whose buckets need ``comm`` rows."""
     roomy = [LaneRows(1, 3, comm, 1, thick=2), LaneRows(1, 2, comm, 1), LaneRows(1, 1, comm, 1)]
     tight = [LaneRows(1, 1, fewer, 0) for fewer in range(comm, 0, -1)]
     return [*roomy, *tight, LaneRows(0, 1, 1, 0), LaneRows(0, 1, 0, 0)]
@@ -54,7 +54,7 @@ def lane_rows(lanes: StepLanes, height: int) -> LaneRows:
 
 
 def rows_wanted(lanes: StepLanes) -> tuple[int, int]:
-    """Rows for all lanes: as many as they need to be readable, and the most that they can use."""
+    """Returns rows for all lanes: as many as they need to be readable, and the most that they can use."""
     tight = LaneRows(1, 1, min(lanes.comm_rows, 2), 0)
     roomy = choices(lanes.comm_rows)[0]
     count = len(lanes.lanes)
@@ -76,7 +76,7 @@ def capacity(lanes: StepLanes, height: int) -> int:
 def paint_lanes(
     lanes: StepLanes, width: int, height: int, first: int = 0, named: Sequence[int] = (), peers: Sequence[int] = ()
 ) -> list[Row]:
-    """Title with legend, lanes from the ``first`` rank on, axis. If not all fit: of the ``named`` (see `picked`)."""
+    """Paints title with legend, lanes from the ``first`` rank on, axis. If not all fit: of the ``named``."""
     canvas = Canvas(width, height)
     rows = lane_rows(lanes, height - 2)
     room = capacity(lanes, height)
@@ -167,7 +167,7 @@ def _paint_hooks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
 
 
 def _paint_marks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:
-    """Each mark is a diamond, with its name where that covers no other, and a line as long as it took."""
+    """Paints each mark as a diamond, with its name where that covers no other, and a line as long as it took."""
     free = 0
     for mark in sorted(lane.marks, key=lambda mark: mark.start_ns):
         start = lane.on_axis(mark.start_ns)

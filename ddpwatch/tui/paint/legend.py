@@ -52,7 +52,7 @@ def _drawn(styles: Iterable[str]) -> set[str]:
 
 
 def _waits_named(lanes: Iterable[Lane], axis: Axis) -> str:
-    """Whom the lanes wait for, of what is long enough to be drawn."""
+    """Returns whom the lanes wait for, of what is long enough to be drawn."""
     waited: dict[int, int] = {}
     least_ns = axis.least_ns
     for start, transfer, _, rank in filter(None, chain.from_iterable(lane.flights for lane in lanes)):

@@ -60,5 +60,5 @@ def _paint_line(canvas: Canvas, line: LogLine, y: int, selected: bool) -> None:
 
 
 def _time_of_day(at_ns: int) -> str:
-    """Local time."""
+    """Returns the local time."""
     return time.strftime("%H:%M:%S", time.localtime(at_ns / 1e9)) if at_ns else "–"

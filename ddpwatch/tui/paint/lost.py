@@ -66,7 +66,7 @@ def _put_heading(canvas: Canvas, text: str) -> None:
 
 
 def _paint_bar(canvas: Canvas, lost: LostTime, y: int) -> None:
-    """Lost time first, in the order of `_STYLES`."""
+    """Paints lost time first, in the order of `_STYLES`."""
     if not lost.rank_ns:
         return
     spent = dict.fromkeys([*_STYLES.values(), _OTHER], 0)

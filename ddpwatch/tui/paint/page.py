@@ -18,7 +18,7 @@ Part = tuple[Box, list[Row]]
 
 
 def verdict_rows(model: Overview, width: int, height: int) -> int:
-    """Rows for the verdict: as many as it needs; on a narrow screen at least two, so that the body stays in place."""
+    """Returns rows for the verdict: as many as it needs; on a narrow screen two, so that the body stays in place."""
     if height < SMALL:
         return 1 if height >= 6 else 0
     return max(len(verdict_lines(model, width)) + bool(line_below(model, width)), 1 if width >= ONE_LINE else 2)

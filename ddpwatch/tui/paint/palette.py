@@ -89,7 +89,7 @@ _REVERSED = ("badge", "key", "tab-current", "selected", "cursor", "exposed-label
 
 @cache
 def styles(stale: bool = False, theme: str = "dark") -> Mapping[str, Style]:
-    """Every style by name; ``stale`` gives faded ones.
+    """Returns every style by name; ``stale`` gives faded ones.
 
     Args:
         stale: Whether the run sends no more frames.
@@ -139,7 +139,7 @@ def _bars(s: Scheme) -> dict[str, CellStyle]:
 
 
 def _halves(bars: Mapping[str, CellStyle], background: str) -> dict[str, CellStyle]:
-    """Half cells: the colour of compute in front of the colour of communication."""
+    """Returns half cells: the colour of compute in front of the colour of communication."""
     upper = {"idle": background, **{phase: bars[phase][1] for phase in PHASES}}
     lower = {"none": background, **{name: bars[name][1] for name in COMM}}
     return {f"{above}{HALVES}{below}": (upper[above], lower[below], False) for above, below in product(upper, lower)}

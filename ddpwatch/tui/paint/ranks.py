@@ -55,7 +55,7 @@ def figure(heat: HeatMap, value: float) -> str:
 
 
 def cell_size(heat: HeatMap, width: int, height: int) -> tuple[int, int]:
-    """Screen columns per step and screen rows per row; more than one where a small job would leave the screen empty."""
+    """Returns screen columns per step and screen rows per row; more than one where a job is small."""
     wide = _columns(heat, width) // max(len(heat.steps), 1)
     return max(min(wide, 4), 1), max(min((height - TOP_ROWS - 1) // max(len(heat.groups), 1), 3), 1)
 
@@ -63,7 +63,7 @@ def cell_size(heat: HeatMap, width: int, height: int) -> tuple[int, int]:
 def paint_heat(
     heat: HeatMap, width: int, height: int, first: int, selected: int | None, slowest: int | None
 ) -> list[Row]:
-    """Title with scale, incidents, one row per rank or group from the ``first`` row on, and the steps below."""
+    """Paints title with scale, incidents, a row per rank or group from the ``first`` on, and the steps below."""
     canvas = Canvas(width, height)
     _paint_title(canvas, heat)
     cell = cell_size(heat, width, height)
@@ -153,7 +153,7 @@ def paint_rank(
     width: int,
     height: int,
 ) -> list[Row]:
-    """One rank: figures, where each of its steps went, its devices and its marks."""
+    """Paints one rank: figures, where each of its steps went, its devices and its marks."""
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     name = f"rank {row.rank} on {shorten_host(row.host, 32) or UNKNOWN}, pid {UNKNOWN if row.pid is None else row.pid}"

@@ -107,7 +107,7 @@ def _spare(rest: int, wanted: int) -> int:
 
 
 def _narrow(rest: int, enough: int, wanted: int) -> tuple[int, int, int]:
-    """Enough for the lanes, then devices, then the most that the lanes can use, then history."""
+    """Gives enough to the lanes, then to devices, then the most that the lanes can use, then to history."""
     lanes = min(rest, max(enough, _LEAST_LANES))
     devices = min(rest - lanes, _DEVICES) if rest - lanes >= 3 else 0
     lanes = min(rest - devices, max(wanted, lanes))

@@ -59,6 +59,6 @@ def _paint_rank(canvas: Canvas, row: RankLine, y: int, cell: int, longest: float
 
 
 def _fitted(ns: float | None, width: int) -> str:
-    """In ms; whole ones where there is no room for tenths."""
+    """Formats in ms; whole ones where there is no room for tenths."""
     text = ms(ns)
     return text if ns is None or len(text) <= width else f"{ns / 1e6:.0f}"

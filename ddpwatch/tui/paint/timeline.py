@@ -25,7 +25,7 @@ def timeline_axis(timeline: Timeline, window: Window, width: int) -> Axis:
 
 
 def lanes_height(height: int) -> int:
-    """Rows left for lanes in a body of that height."""
+    """Returns rows left for lanes in a body of that height."""
     return max(height - 2 - (INSPECTION_ROWS if height >= _LEAST_HEIGHT else 0), 1)
 
 

@@ -152,7 +152,7 @@ def _paint_bar(
 
 
 def _paint_detail(canvas: Canvas, answer: Answer, y: int, selected: int) -> None:
-    """Why the selected change gains, what it assumes, and its code."""
+    """Paints why the selected change gains, what it assumes, and its code."""
     if not answer.scenarios or canvas.height - y < 2:
         return
     found = answer.scenarios[selected].prediction

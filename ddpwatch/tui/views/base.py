@@ -55,7 +55,7 @@ class RunView(PaintedView, can_focus=True):
         return HEADER_ROWS + verdict_rows(self.session.overview, *self.size)
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """Header, verdict, body and footer, from top to bottom."""
+        """Paints header, verdict, body and footer, from top to bottom."""
         model, footer = self.session.overview, FOOTER_ROWS if height >= LEAST_HEIGHT else 0
         rows = paint_header(model, width, min(HEADER_ROWS, height))
         if nothing_known(model) and not self.shows_before_run:
@@ -73,7 +73,7 @@ class RunView(PaintedView, can_focus=True):
         """Scrolls to, or selects, another rank or line."""
 
     def forget(self) -> None:
-        """Another run is shown: drops what the user selected in the one before."""
+        """Drops what the user selected in the run before, as another one is shown."""
 
     def position_changed(self) -> None:
         """Drops what was frozen at the old position, as a replay has jumped."""

@@ -45,7 +45,6 @@ class BucketsView(RunView):
         self.forget()
 
     def forget(self) -> None:
-        """See `RunView.forget`."""
         self.table = BucketTable()
         self.selected: Bucket | None = None
         self.detail = False
@@ -67,7 +66,6 @@ class BucketsView(RunView):
         return sort_rows(self.table.rows(), COLUMNS[self.sorted_by], self.descending)
 
     def body(self, width: int, height: int) -> list[Row]:
-        """See `RunView.body`."""
         rows = self.rows()
         selected = self._selected_row(rows)
         if self.detail and rows:

@@ -37,7 +37,6 @@ class CompareView(RunView):
         self.forget()
 
     def forget(self) -> None:
-        """See `RunView.forget`."""
         self.live = LiveSeries()
         self._state = self.session.state
         self._complete = True
@@ -65,7 +64,6 @@ class CompareView(RunView):
         return self.baseline.version != self._version_shown or self.baseline.busy or not self._complete
 
     def body(self, width: int, height: int) -> list[Row]:
-        """See `RunView.body`."""
         return paint_compare(self._model(), width, height)
 
     def _model(self) -> CompareModel:

@@ -43,12 +43,10 @@ class DevicesView(RunView):
         self.forget()
 
     def forget(self) -> None:
-        """See `RunView.forget`."""
         self.selected: DeviceKey | None = None
         self.first = 0
 
     def body(self, width: int, height: int) -> list[Row]:
-        """See `RunView.body`."""
         if self._shows_hosts(cards_that_fit(width, height)):
             lines = host_lines(self.session.overview)
             self.first = max(min(self.first, len(lines) - height + 1), 0)

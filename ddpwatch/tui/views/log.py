@@ -47,12 +47,10 @@ class LogView(RunView):
         self.forget()
 
     def forget(self) -> None:
-        """See `RunView.forget`."""
         self.selected: int | None = None  # None follows the newest line, or the worst incident
         self._frozen: list[Sequence[Entry]] | None = None
 
     def position_changed(self) -> None:
-        """See `RunView.position_changed`."""
         self.forget()
 
     @property
@@ -112,7 +110,6 @@ class LogView(RunView):
         return None
 
     def body(self, width: int, height: int) -> list[Row]:
-        """See `RunView.body`."""
         lists = self.lists()
         entries, selected = lists[self.list_shown], self._index(lists[self.list_shown])
         headings = [(name, len(listed)) for name, listed in zip(LISTS, lists, strict=True)]
@@ -141,7 +138,7 @@ class LogView(RunView):
                 self._show_step(step)
 
     def _step_of(self, incident: Incident, since: int) -> int:
-        """Its first step; of a live run the first that is kept, if there is one."""
+        """Returns its first step; of a live run the first that is kept, if there is one."""
         kept, newest = self.session.state.steps, self.session.overview.newest_step
         if self.session.replay or newest is None:
             return since

@@ -38,7 +38,6 @@ class RowStrip(Strip):
     """A row of the screen. A `Strip` divided into one piece caches itself, which is a cycle; this one does not."""
 
     def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
-        """See `Strip.divide`."""
         cuts = list(cuts)
         return [self] if cuts == [self.cell_length] else super().divide(cuts)
 
@@ -101,11 +100,11 @@ class PaintedView(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Rows of the screen, without Textual's work for borders, padding and filters."""
+        """Returns rows of the screen, without Textual's work for borders, padding and filters."""
         return [self.render_line(y).crop(crop.x, crop.right) for y in crop.line_range]
 
     def render_line(self, y: int) -> Strip:
-        """One row of the screen."""
+        """Returns one row of the screen."""
         if self._painted != tuple(self.size):
             self.repaint()
         if y >= len(self._rows):

@@ -60,7 +60,6 @@ class RanksView(RunView):
         self.forget()
 
     def forget(self) -> None:
-        """See `RunView.forget`."""
         self.maps = HeatMaps()
         self.first = 0
         self.detail = False
@@ -84,7 +83,6 @@ class RanksView(RunView):
         return len(ranks) if self.rows == "ranks" else rows
 
     def body(self, width: int, height: int) -> list[Row]:
-        """See `RunView.body`."""
         heat = self.map(width, height)
         if heat is None or not heat.groups:
             return no_step(width, height, "no step after the warm-up yet" if heat is None else "no such rank")

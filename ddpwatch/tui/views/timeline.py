@@ -56,7 +56,6 @@ class TimelineView(RunView):
         self.forget()
 
     def forget(self) -> None:
-        """See `RunView.forget`."""
         self.window = Window.all_of(1)
         self.cursor = Cursor(at_ns=-1)
         self.first = 0
@@ -65,7 +64,6 @@ class TimelineView(RunView):
         self._comm_rows = 1
 
     def body(self, width: int, height: int) -> list[Row]:
-        """See `RunView.body`."""
         timeline = self.timeline()
         if timeline is None:
             return no_step(width, height)

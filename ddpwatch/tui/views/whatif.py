@@ -35,7 +35,6 @@ class WhatIfView(RunView):
         self.forget()
 
     def forget(self) -> None:
-        """See `RunView.forget`."""
         self._state = self.session.state
         self._model = WhatIfModel()
         self._asked_step = self._version_shown = -1
@@ -46,7 +45,6 @@ class WhatIfView(RunView):
         self.predictor.stop()
 
     def position_changed(self) -> None:
-        """See `RunView.position_changed`."""
         self._asked_step = -1
 
     @property
@@ -55,7 +53,6 @@ class WhatIfView(RunView):
         return self.predictor.busy or self.predictor.version != self._version_shown
 
     def body(self, width: int, height: int) -> list[Row]:
-        """See `RunView.body`."""
         if self._state is not self.session.state:
             self.forget()
         self._take_answer()

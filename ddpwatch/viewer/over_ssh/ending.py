@@ -62,5 +62,5 @@ def _hint(node: str, code: int, said: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without control characters: it comes from another host."""
+    """Removes control characters: it comes from another host."""
     return "".join(c for c in text if c.isprintable()).strip()[:_LINE_CHARACTERS]

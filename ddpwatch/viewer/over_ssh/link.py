@@ -198,7 +198,7 @@ class SshLink:
         self._stderr = (self._stderr + said)[-STDERR_BYTES:]
 
     def _ending(self) -> Ending:
-        """Why ssh has closed its output."""
+        """Returns why ssh has closed its output."""
         process, node = self._process, self._address.node
         assert process is not None
         assert process.stderr is not None

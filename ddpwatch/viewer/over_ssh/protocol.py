@@ -55,7 +55,7 @@ def request(sign: bytes, topic: bytes) -> bytes:
 
 
 def parse_request(line: bytes) -> tuple[bytes, bytes] | None:
-    """Sign and topic of a line; None if it asks for nothing."""
+    """Returns the sign and topic of a line; None if it asks for nothing."""
     sign, topic = line[:1], line[1:]
     known = topic == LIVE or topic.startswith((SNAPSHOT, WANT))
     return (sign, topic) if sign in (b"+", b"-") and known and len(topic) <= _TOPIC_BYTES else None

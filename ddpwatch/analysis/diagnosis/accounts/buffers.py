@@ -42,7 +42,7 @@ class BufferWait(NamedTuple):
 
 
 def waits_for_buffers(across: StepAcrossRanks) -> dict[int, BufferWait]:
-    """Per rank that waited. Only the first broadcast of a step is compared; what others take counts as transfer."""
+    """Returns the waits per rank. Of a step, only the first broadcast is compared; what others take is transfer."""
     waits: dict[int, Intervals] = {}
     waiting = [(rank, facts) for rank, facts in across.all_facts().items() if facts.waits]
     for rank, facts in waiting:

@@ -185,11 +185,11 @@ class DeviceCauses:
         yield from self._hosts.causes_of_all(self._hosts.past, HOST_WIDE, window)
 
     def _gpus_in_use(self) -> Iterable[Hashable]:
-        """Those of ranks, always in the same order."""
+        """Returns those of ranks, always in the same order."""
         return dict.fromkeys(self._gpu_of.values())
 
     def _text(self, found: _Found) -> str:
-        """Host and interface come first, where there are several."""
+        """Names host and interface first, where there are several."""
         text = found.signal.text(found.row)
         if found.signal.name.startswith("net_") and (interface := self._faulty.get(found.host)):
             text = f"{interface}: {text}"
@@ -257,11 +257,11 @@ class _Level:
         self.past[key].add_sample(at_ns, columns)
 
     def now(self, key: Hashable, window: _Window) -> Row:
-        """Means over the time in question."""
+        """Returns means over the time in question."""
         return self._means(key, window.now(self.host_of.get(key, _UNKNOWN)))
 
     def before(self, key: Hashable, window: _Window) -> Row:
-        """Means over the minutes before it; all None if there were hardly any samples."""
+        """Returns means over the minutes before it; all None if there were hardly any samples."""
         span = window.before(self.host_of.get(key, _UNKNOWN))
         enough = key in self.past and self.past[key].count(*span) >= BEFORE_SAMPLES
         return self._means(key if enough else None, span)
@@ -321,7 +321,7 @@ def _remember(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 
 
 def _known(row: Row) -> dict[str, float]:
-    """For JSON: what was measured and is not 0."""
+    """Returns for JSON what was measured and is not 0."""
     return {name: round(value, 4) for name, value in row.items() if value}
 
 
@@ -330,5 +330,5 @@ def _is_worse(signal: Signal, row: Row, reference: float) -> bool:
 
 
 def _spread(keys: Sequence[_Key]) -> Iterable[_Key]:
-    """At most `MOST_PEERS` of them, evenly spread."""
+    """Returns at most `MOST_PEERS` of them, evenly spread."""
     return islice(keys, 0, None, max(-(-len(keys) // MOST_PEERS), 1))

@@ -66,7 +66,7 @@ def _is_slow(late: int, ranks: int) -> bool:
 
 
 def _together(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
-    """Those whose steps overlap."""
+    """Yields those whose steps overlap."""
     found: list[Incident] = []
     until = -1
     for incident in sorted(incidents, key=lambda incident: incident.since_step or 0):

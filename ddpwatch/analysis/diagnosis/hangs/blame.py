@@ -139,7 +139,7 @@ Found = tuple[Why, set[int], Mapping[int, int]]
 
 
 def behind(counts: Mapping[int, Counts]) -> Found | None:
-    """Those who have issued the fewest collectives in a group, and wait for nobody in another."""
+    """Returns those who have issued the fewest collectives in a group, and wait for nobody in another."""
     issued = _by_group(counts)
     behind: dict[int, Mapping[int, int]] = {}
     ahead: set[int] = set()
@@ -163,7 +163,7 @@ def _by_group(counts: Mapping[int, Counts]) -> Iterable[Mapping[int, int]]:
 
 
 def _elsewhere(lives: Sequence[RankLife]) -> Found | None:
-    """Those who are not in a phase in which ranks wait, if others are."""
+    """Returns those who are not in a phase in which ranks wait, if others are."""
     if len(lives) == 1 and lives[0].phase in _BETWEEN_STEPS:
         return None
     ranks = {life.rank for life in lives if life.phase not in _WAITING}
@@ -176,7 +176,7 @@ def _silent(lives: Sequence[RankLife], now_ns: int) -> Found | None:
 
 
 def _unknown(lives: Sequence[RankLife], now_ns: int) -> Blame | None:
-    """Nobody is behind. Between the steps, ranks may well do things that ddpwatch does not know of."""
+    """Blames nobody. Between the steps, ranks may well do things that ddpwatch does not know of."""
     if not all(life.lasts_too_long(now_ns) for life in lives):
         return None
     idle = all(life.phase in _BETWEEN_STEPS or life.activity == "data" for life in lives)

@@ -89,7 +89,7 @@ class RankLiveness:
         self.seen(rank, received_ns)
 
     def seen(self, rank: int, received_ns: int) -> None:
-        """Anything came from a rank."""
+        """Notes that anything came from a rank."""
         self._life(rank).seen_ns = received_ns
         self._check(received_ns)
 
@@ -146,7 +146,7 @@ class RankLiveness:
         self._check(now_ns)
 
     def hangs(self, now_ns: int) -> list[Incident]:
-        """Those that last and those that are over, costliest first.
+        """Returns those that last and those that are over, costliest first.
 
         Args:
             now_ns: The receive time of the run's newest frame, of any sender.
@@ -158,7 +158,7 @@ class RankLiveness:
         return sorted(hangs, key=lambda incident: -incident.cost_ns)
 
     def deaths(self, now_ns: int) -> list[Incident]:
-        """One incident for all ranks that died, since the others follow from the first; none if none died.
+        """Returns one incident for all ranks that died, since the others follow from the first; none if none died.
 
         Args:
             now_ns: As for `hangs`.
@@ -346,7 +346,7 @@ class RankLiveness:
         return {rank: stacks[rank] for rank in (first, other) if rank is not None}
 
     def _mismatch(self, blamed: Blame, sites: Mapping[int, str]) -> str:
-        """Both ranks wait, in different calls: what to say then, else ""."""
+        """Says that both ranks wait in different calls; "" if they do not."""
         if len(set(sites.values())) < 2:
             return ""
         stacks = dict(self._fresh(sites))
@@ -374,7 +374,7 @@ class RankLiveness:
                 yield rank, life.stack
 
     def _waited_for(self, dead: RankLife) -> int:
-        """Rank-time of all others after a death, unless they train on."""
+        """Returns the rank-time of all others after a death, unless they train on."""
         ns = 0
         for life in self._lives.values():
             until_ns = life.bye_ns if life.bye is not None else self._now_ns

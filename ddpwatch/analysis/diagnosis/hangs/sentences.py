@@ -52,7 +52,7 @@ def past_hang_message(
 
 
 def mismatch_message(sites: Mapping[int, str], lives: Sequence[RankLife]) -> str:
-    """Ranks that wait for each other in different collectives."""
+    """Says that ranks wait for each other in different collectives."""
     first = lives[0]
     return _mismatch_words("wait", sites, first.stillness.still_ns, None if first.beat is None else first.beat.step)
 

@@ -189,7 +189,7 @@ def _delays(across: StepAcrossRanks, rank: int, peers: Sequence[int]) -> dict[in
 
 
 def _fires(step: Step) -> dict[int, int]:
-    """When each gradient came, since the start of the backward (ns)."""
+    """Returns when each gradient came, since the start of the backward (ns)."""
     fires = dict(zip(step.hook_param, step.hook_ns, strict=True))
     first = min(fires.values(), default=0)
     start = max((span.start for span in step.spans if span.phase == "backward" and span.start <= first), default=0)

@@ -178,7 +178,7 @@ class GroupNoise:
         return (1 << sum(1 for _ in takewhile(lambda row: row.step > step, reversed(self.rows)))) - 1
 
     def peers(self, index: int) -> list[int]:
-        """Other ranks, by position, whose noise shows what a rank's is like."""
+        """Returns other ranks, by position, whose noise shows what a rank's is like."""
         return [at for at in range(min(len(self.ranks), MOST_COMPARED)) if at != index]
 
     def matters(self, late_ns: float) -> bool:
@@ -226,12 +226,12 @@ class GroupNoise:
         return max(CLIP * self.scale_ns, self.low_ns)
 
     def late_by(self, index: int, threshold: Threshold) -> int:
-        """In which steps a rank exceeds half of a threshold, as it is now: bit 0 is the newest step."""
+        """Returns in which steps a rank exceeds half of a threshold, as it is now: bit 0 is the newest step."""
         limit = threshold.at(self.scale_ns, self.step_ns) / 2
         return sum(1 << age for age, row in enumerate(reversed(self.rows)) if row.late[index] > limit)
 
     def lasts(self, threshold: Threshold) -> float:
-        """For how many successive steps noise exceeds a threshold."""
+        """Returns for how many successive steps noise exceeds a threshold."""
         if threshold not in LASTING:
             return 1.0
         self.estimate_correlation()
@@ -252,7 +252,7 @@ class GroupNoise:
         return self._clean_rate(threshold, index)[0]
 
     def alarm_counts(self, threshold: Threshold, index: int) -> tuple[int, ...]:
-        """Per window, how many of its steps have to exceed a threshold, to name a rank."""
+        """Returns for each window how many of its steps have to exceed a threshold to name a rank."""
         rate, steps = self._clean_rate(threshold, index)
         return alarm_counts(rate, len(self.ranks), steps / (steps + CLEAN_WEIGHT) ** 2)
 
@@ -263,7 +263,7 @@ class GroupNoise:
         return max(threshold.floor, rate), steps
 
     def _median_share(self, threshold: Threshold, index: int) -> tuple[float, int]:
-        """In what share of its steps the median of the other ranks exceeded a threshold, and how many all of them have.
+        """Returns in what share of its steps the other ranks' median exceeded a threshold, and how many all have.
 
         The steps of a rank that are forgotten show neither that it did nor that it did not.
         """
@@ -289,7 +289,7 @@ class GroupNoise:
         return self._limits
 
     def _estimate_size(self) -> None:
-        """Noise is estimated from the newest rows: these, and not those that come until it is worked out."""
+        """Estimates noise from the newest rows: these, and not those that come until it is worked out."""
         self._sized, self._scale_ns, self._step_ns = self.seen, None, None
         self._limits = []
         if self.bias:

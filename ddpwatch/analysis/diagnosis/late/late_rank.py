@@ -86,7 +86,7 @@ class LateRank:
                 self._older_ns += self._due_to_it([waits])
 
     def end(self) -> None:
-        """It is over: forgets what came after its last late step, if that turned out to be another incident."""
+        """Ends it: forgets what came after its last late step, if that turned out to be another incident."""
         self.streak.open = False
         while self._kept and self._kept[-1].step > self.streak.until:
             self.span_ns -= self._kept.pop().total
@@ -102,7 +102,7 @@ class LateRank:
         return self._cost_ns
 
     def _due_to_it(self, steps: Collection[_Waits]) -> float:
-        """Without it, the next rank would have been the last one, or it would: earlier by as much as it is late."""
+        """Returns by how much the next rank, or it, would have been last earlier without its lateness."""
         streak, limit, period = self.streak, self._others * self.streak.late_ns, self.streak.period
         if streak.constant:
             if (line := self._growing()) is not None:
@@ -116,7 +116,7 @@ class LateRank:
         return (1 - streak.by_chance) * sum(min(waits.ns, limit) for waits in steps if waits.late)
 
     def _residue(self, period: int) -> int:
-        """Which steps of a period are late."""
+        """Returns which steps of a period are late."""
         residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
         return residues.most_common(1)[0][0] if residues else 0
 

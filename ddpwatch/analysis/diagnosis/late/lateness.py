@@ -98,7 +98,7 @@ class GroupLateness:
                 self._look_for_outliers(streak)
 
     def _look_back(self, streak: Streak) -> None:
-        """More late steps of a rank that is late now and then may show that it was late before, too."""
+        """Looks whether more late steps of a rank that is late now and then show that it was late before, too."""
         again = self._open(self._positions[streak.rank], streak.typical_ns, streak.rhythm)
         if again is None or not again.lasts or again.since >= streak.since:
             self.streaks[streak.rank] = streak
@@ -122,7 +122,7 @@ class GroupLateness:
         return False
 
     def _look_for_a_change(self, streak: Streak) -> None:
-        """If the rank is far later than before, or far more often late, what began then is a streak of its own."""
+        """Makes a streak of its own of what began when a rank became far later, or far more often late."""
         low = self.noise.low_ns
         limit = streak.limit(low)
         newest = islice(reversed(streak.values), CHANGE_STEPS)
@@ -133,7 +133,7 @@ class GroupLateness:
         self._change(streak, since, [value for step, value, late in values if step >= since and late])
 
     def _look_for_outliers(self, streak: Streak) -> None:
-        """If the rank is several times later again and again than it typically is, that is a streak of its own."""
+        """Makes a streak of its own of a rank that is several times later again and again than it typically is."""
         noise, index, limit = self.noise, self._positions[streak.rank], streak.outlier_ns
         threshold = next((at for at in reversed(THRESHOLDS) if at.at(noise.scale_ns, noise.step_ns) <= limit), None)
         rows = [row for row in reversed(noise.rows) if row.step > self._over.get(index, -1)]
@@ -306,7 +306,7 @@ class GroupLateness:
         return streak
 
     def _onset(self, index: int, late_ns: float, rows: Sequence[WatchedStep], *, always: bool) -> int:
-        """For how many of these rows, up to the newest one, the rank is late."""
+        """Returns for how many of these rows, up to the newest one, the rank is late."""
         values = [row.late[index] for row in reversed(rows)]
         peers = self.noise.peers(index)
         noise = [row.late[at] for row in rows for at in peers]

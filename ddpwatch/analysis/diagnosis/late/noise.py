@@ -104,7 +104,7 @@ def correlation_time(kept: float, count: int) -> float:
 
 
 def lasting(correlation_time: float, deviations: float) -> float:
-    """For how many successive steps noise exceeds a threshold alike: the higher that is, the sooner noise is below.
+    """Returns for how many successive steps noise exceeds a threshold: the higher that is, the sooner it is below.
 
     Noise is taken to be a first-order autoregression with normal steps.
 
@@ -117,7 +117,7 @@ def lasting(correlation_time: float, deviations: float) -> float:
 
 @lru_cache
 def _lasting(correlation_time: int, deviations: float) -> float:
-    """One, and twice the correlation of exceeding the threshold in a step and in each one after it."""
+    """Returns one, and twice the correlation of exceeding the threshold in a step and in each one after it."""
     kept = (correlation_time - _PER_STEP) / (correlation_time + _PER_STEP)
     tail = NormalDist().cdf(-deviations)
     steps, correlation = 1.0, kept
@@ -130,7 +130,7 @@ def _lasting(correlation_time: int, deviations: float) -> float:
 
 
 def alarm_counts(probability: float, ranks: int, unsure: float = 0.0) -> tuple[int, ...]:
-    """Per window, how many of its steps have to exceed a threshold, to name one of so many ranks.
+    """Returns for each window how many of its steps have to exceed a threshold to name one of so many ranks.
 
     Args:
         probability: How often a step does.

@@ -14,7 +14,7 @@ LEAST_LIKELY = -50.0  # logarithm: what is less likely is as good as impossible
 
 
 def onset(values: Sequence[int], late_ns: float, scale_ns: float, noise: Sequence[int], *, always: bool = False) -> int:
-    """For how many newest steps a rank is late; 1 if a clean one is likelier.
+    """Returns for how many newest steps a rank is late; 1 if a clean one is likelier.
 
     Each step since then is late with some probability, by a fixed time, in normal noise. No step counts for more than
     the noise's outliers allow.

@@ -147,7 +147,7 @@ class Streak:
         return late
 
     def _note(self) -> None:
-        """Its shape is that of its steps up to now, whenever somebody asks: all see the same."""
+        """Notes the shape of its steps up to now: all who ask see the same."""
         self._noted = self.watched, self.until, self.typical_ns
         self._due = self.watched + max(1, min(SHAPE_STEPS, self.watched // 16))
 
@@ -361,7 +361,7 @@ def newest_run(late: int, steps: Iterable[int], least: int) -> tuple[int, int] |
 
 
 def _folded(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, list[float]]]:
-    """Per period up to `MOST_RHYTHM`, shortest first, the values of the steps of each residue added up."""
+    """Yields per period up to `MOST_RHYTHM`, shortest first, the values of the steps of each residue added up."""
     folded: dict[int, list[float]] = {}
     for period in range(MOST_RHYTHM, MOST_RHYTHM // 2, -1):
         sums = folded[period] = [0.0] * period

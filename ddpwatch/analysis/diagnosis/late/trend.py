@@ -14,7 +14,7 @@ class Line(NamedTuple):
     end: float
 
     def at(self, x: int) -> float:
-        """Its value there."""
+        """Returns its value there."""
         return self.end - self.slope * (self.last - x)
 
 

@@ -181,7 +181,7 @@ class Pauses:
         self._fresh = deque(filter(stays, self._fresh), maxlen=KEEP_PAUSES)
 
     def incidents(self) -> list[Incident]:
-        """All that were found."""
+        """Returns all that were found."""
         for pause in self._fresh:
             self._explain(pause)
         found = [pause for pause in self._found if pause.whole_cost_ns or not (pause.seen_ns or pause.unseen_ns)]
@@ -224,7 +224,7 @@ class Pauses:
             self._fresh.append(self._keep(pause))
 
     def _who(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str]:
-        """Whose pause it was, empty for no single rank's, and its phase."""
+        """Returns whose pause it was, empty for no single rank's, and its phase."""
         across = facts.across
         if not across.counted:
             rank = self._held_up.by(across, excess)

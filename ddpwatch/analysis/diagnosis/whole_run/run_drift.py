@@ -51,7 +51,7 @@ class RunDrift:
         self._look(start_ns)
 
     def incidents(self) -> list[Incident]:
-        """Those that are over, and the one that lasts."""
+        """Returns those that are over, and the one that lasts."""
         return [*self._ended, *([] if self._lasting is None else [self._lasting])]
 
     def _look(self, now_ns: int) -> None:

@@ -56,7 +56,7 @@ class SlowDevice:
             self._blocks.clear()
 
     def incidents(self) -> list[Incident]:
-        """Those that are over, and the one that lasts."""
+        """Returns those that are over, and the one that lasts."""
         return [*self._ended, *([] if self._lasting is None else [self._lasting.incident(is_open=True)])]
 
     def _found(self, now_ns: int) -> _Slowdown | None:

@@ -162,7 +162,7 @@ class SlowLink:
         self._until = split.step
 
     def incidents(self) -> list[Incident]:
-        """Those that are over, and the one that lasts."""
+        """Returns those that are over, and the one that lasts."""
         return [*self._ended, *([self._incident(is_open=True)] if self._since is not None else [])]
 
     @property

@@ -56,7 +56,7 @@ class _Spell:
         self.until = split.step
 
     def joined(self, later: _Spell) -> _Spell:
-        """Both, without what lies in between."""
+        """Returns both, without what lies in between."""
         sums = (getattr(self, name) + getattr(later, name) for name in ("count", "cost_ns", "span_ns", "unknown_ns"))
         return _Spell(self.since, later.until, *sums)
 
@@ -148,7 +148,7 @@ class WholeRun:
                     spell.add_split(before, share.account(before))
 
     def _note_buckets(self, facts: StepFacts) -> None:
-        """Per bucket of a measured step, what is exposed on the rank that waits least: that is its transfer."""
+        """Notes per bucket of a measured step what is exposed on the rank that waits least: that is its transfer."""
         found = list(facts.across.all_facts().values())
         keys = common_keys(found)
         if keys is None:
@@ -227,7 +227,7 @@ class WholeRun:
         )
 
     def incidents(self, names: LayerNames | None) -> list[Incident]:
-        """All that were found. Transfers that are exposed because they became slower are one incident."""
+        """Returns all that were found. Transfers that are exposed because they became slower are one incident."""
         return [
             *self._share_incidents(self._exposed, names),
             *self._share_incidents(self._input, names),

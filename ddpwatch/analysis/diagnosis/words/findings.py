@@ -76,7 +76,7 @@ def describe_end(end: dict[str, Any]) -> str:
 
 
 def _ends(report: dict[str, Any]) -> list[Finding]:
-    """Every rank that did not finish, the earliest first: the others are consequences."""
+    """Returns every rank that did not finish, the earliest first: the others are consequences."""
     rows = [row for row in report["ranks"] if row["end"] is not None and row["end"]["reason"] != "finished"]
     return [
         _finding(
@@ -146,7 +146,7 @@ def _drops(report: dict[str, Any]) -> list[Finding]:
 
 
 def _counts(report: dict[str, Any]) -> list[Finding]:
-    """Ranks that lost nothing, and yet count different steps: one of them skips batches."""
+    """Reports ranks that lost nothing, and yet count different steps: one of them skips batches."""
     rows = [row for row in report["ranks"] if not row["dropped"] and row["end"] and row["end"]["reason"] == "finished"]
     counts = {row["rank"]: row["steps"] for row in rows}
     if report.get("recording", {}).get("missing_steps") or max(counts.values(), default=0) <= 1 + min(
@@ -161,7 +161,7 @@ def _counts(report: dict[str, Any]) -> list[Finding]:
 
 
 def _others(report: dict[str, Any]) -> list[Finding]:
-    """Collectives of the job that are not DDP's."""
+    """Reports collectives of the job that are not DDP's."""
     counts = [group["other_collectives_per_step"] or 0.0 for group in report["groups"]]
     most = max(counts, default=0.0)
     if most < OTHER_COLLECTIVES:

@@ -105,12 +105,12 @@ def share_text(share: float | None) -> str:
 
 
 def cost_text(incident: Incident) -> str:
-    """``41 rank-s, 0.8 % of the run``."""
+    """Returns ``41 rank-s, 0.8 % of the run``."""
     return f"{seconds_text(incident.cost_ns)} rank-s, {share_text(incident.share)} of the run"
 
 
 def steps_text(incident: Incident) -> str:
-    """``12–40``; ``12–`` while it lasts; a death has one step."""
+    """Returns ``12–40``; ``12–`` while it lasts; a death has one step."""
     since, until = incident.since_step, incident.until_step
     if since is None:
         return "–"
@@ -130,7 +130,7 @@ def lost_accounts(lost: LostTime) -> list[Account]:
 
 
 def lost_text(lost: LostTime, most: int = 3, of: str = "") -> str:
-    """``14.2 % lost: 7.9 % waiting for rank 5 (backward), 2.2 % input``; empty before anything is known.
+    """Returns ``14.2 % lost: 7.9 % waiting for rank 5 (backward), 2.2 % input``; empty before anything is known.
 
     Args:
         lost: Where the time went.
@@ -148,7 +148,7 @@ def lost_text(lost: LostTime, most: int = 3, of: str = "") -> str:
 
 
 def waited_for(lost: LostTime) -> dict[int, int]:
-    """Rank-time (ns) that all others waited for a rank, by rank."""
+    """Returns the rank-time (ns) that all others waited for a rank, by rank."""
     cost: dict[int, int] = {}
     for account in lost.accounts:
         if account.name == "waiting" and account.rank is not None:

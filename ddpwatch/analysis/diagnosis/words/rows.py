@@ -13,7 +13,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def incident_row(incident: Incident, names: LayerNames | None = None) -> dict[str, Any]:
-    """One of ``incidents[]``; ``param`` is a name, or None."""
+    """Returns one of ``incidents[]``; ``param`` is a name, or None."""
     rank = incident.ranks[0] if incident.ranks else None
     param = names.layer(incident.param, rank) if names is not None and incident.param is not None else ""
     return {
@@ -39,7 +39,7 @@ def incident_row(incident: Incident, names: LayerNames | None = None) -> dict[st
 
 
 def lost_row(lost: LostTime) -> dict[str, Any]:
-    """``lost``: rank-seconds by account. ``lost_share`` is what the accounts of lost time add up to."""
+    """Returns ``lost``: rank-seconds by account. ``lost_share`` is what the accounts of lost time add up to."""
     total = lost.rank_ns
     wasted = sum(account.ns for account in lost.accounts if account.name in LOST)
     return {

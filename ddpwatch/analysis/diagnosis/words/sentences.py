@@ -21,7 +21,7 @@ class LayerNames(Protocol):
         """Returns what is communicated: bucket, or parameter group."""
 
     def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
-        """All parameters of a bucket, on a rank, of a module; empty if they are not known."""
+        """Returns all parameters of a bucket, on a rank, of a module; empty if they are not known."""
 
     def layer(self, param: int, rank: int | None = None) -> str:
         """Returns the parameter with that id, on a rank."""
@@ -62,7 +62,7 @@ def _how_often(incident: Incident) -> str:
 
 
 def ordinal(number: int) -> str:
-    """``2nd``, ``3rd``, ``4th``."""
+    """Returns ``2nd``, ``3rd``, ``4th``."""
     ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
@@ -98,7 +98,7 @@ def exposed_sentence(
     is_open: bool,
     is_split: bool = True,
 ) -> str:
-    """Transfers that no compute hides; if waits could not be split off, both.
+    """Names transfers that no compute hides; if waits could not be split off, both.
 
     Args:
         share: Of a step.
@@ -120,12 +120,12 @@ def exposed_sentence(
 
 
 def input_sentence(share: float, is_open: bool) -> str:
-    """All ranks wait for data."""
+    """Says that all ranks wait for data."""
     return f"slow input: the loop {'waits' if is_open else 'waited'} for data during {100 * share:.0f} % of a step"
 
 
 def link_sentence(slower: float, ranks: Sequence[int], busbw: tuple[float, float] | None, is_open: bool) -> str:
-    """Transfers have become slower.
+    """Says that transfers have become slower.
 
     Args:
         slower: How many times as long they take.
@@ -139,12 +139,12 @@ def link_sentence(slower: float, ranks: Sequence[int], busbw: tuple[float, float
 
 
 def drift_sentence(growth: float, is_open: bool) -> str:
-    """All ranks get slower and slower."""
+    """Says that all ranks get slower and slower."""
     get, takes = ("get", "takes") if is_open else ("got", "took")
     return f"all ranks {get} slower and slower: a step {takes} {100 * growth:.0f} % longer than at first"
 
 
 def slower_sentence(longer: float, is_open: bool) -> str:
-    """All ranks are slower from a step on."""
+    """Says that all ranks are slower from a step on."""
     are, takes = ("are", "takes") if is_open else ("were", "took")
     return f"all ranks {are} slower: a step {takes} {100 * longer:.0f} % longer than before"

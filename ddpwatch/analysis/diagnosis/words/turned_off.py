@@ -61,7 +61,7 @@ class TurnedOff:
         return feature in self._marks or WATCHING in self._marks
 
     def found(self) -> list[Off]:
-        """All that is off; first what is off entirely."""
+        """Returns all that is off; first what is off entirely."""
         features = sorted(self._marks, key=lambda feature: (feature != WATCHING, feature))
         return [_off(feature, self._marks[feature]) for feature in features]
 

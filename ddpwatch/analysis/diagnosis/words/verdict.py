@@ -119,7 +119,7 @@ def of_incident(incident: Incident) -> Verdict:
 
 
 def _blamed(incident: Incident) -> tuple[int, ...]:
-    """Whose doing it is: no rank's, if a link is slow."""
+    """Returns whose doing it is: no rank's, if a link is slow."""
     return () if incident.kind == "slow_link" else incident.ranks
 
 
@@ -154,7 +154,7 @@ def _healthy(
 
 
 def _without_buckets(ranks: int, issued: bool | None) -> Verdict:
-    """Only sequence numbers that stand still show that there was no communication."""
+    """Says that there was no communication, if sequence numbers stand still: nothing else shows it."""
     if ranks == 1:
         return Verdict("no_comm", "ok", "no communication: one rank has nobody to talk to")
     if issued is None:

@@ -142,7 +142,10 @@ def _without_model(found: Sequence[Process], facts: Facts) -> Why:
 
 
 def _by_rank(processes: Sequence[Process]) -> dict[int, Process]:
-    """One process for each rank: the newest, but not one of those that a rank has started, which inherit its number."""
+    """Returns one process for each rank.
+
+    The newest, but not one of those that a rank has started, which inherit its number.
+    """
     found: dict[int, Process] = {}
     for process in processes:
         if process.rank is not None and (process.group or process.rank not in found):

@@ -44,12 +44,12 @@ def in_live_phase(phase: str, step: int) -> str:
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 1, 2`` or ``ranks 0–4, 6–15``, of ascending numbers."""
+    """Returns ``rank 1``, ``ranks 1, 2`` or ``ranks 0–4, 6–15``, of ascending numbers."""
     return _named("rank", ranks)
 
 
 def buckets_named(indices: Sequence[int]) -> str:
-    """``bucket 1``, ``buckets 1, 2`` or ``buckets 0–2``, of ascending numbers."""
+    """Returns ``bucket 1``, ``buckets 1, 2`` or ``buckets 0–2``, of ascending numbers."""
     return _named("bucket", indices)
 
 
@@ -58,7 +58,7 @@ def _named(noun: str, numbers: Sequence[int]) -> str:
 
 
 def without(incident: Incident) -> str:
-    """Without what a step would be shorter by the incident's gain. Of late ranks, that is what others wait for them."""
+    """Names what a step would be shorter without. Of late ranks, that is what others wait for them."""
     if not incident.ranks or incident.kind == "slow_link":
         return "without it"
     if incident.phase == "data":  # which is a wait, too
