@@ -195,7 +195,7 @@ def _first_step_at(file: Path, at_ns: int) -> Message:
 def _state_at(file: Path, at_ns: int) -> Summary:
     """What the dashboard does when a replay seeks."""
     recording, state = Recording(file), RunState()
-    for message, envelope in recording.seek(recording.lead_in(at_ns, KEPT.steps, HISTORY_S)):
+    for message, envelope in recording.select(recording.lead_in(at_ns, KEPT.of(recording.world_size), HISTORY_S)):
         if envelope.received_ns > at_ns:
             break
         state.apply(message, envelope.received_ns)

@@ -13,6 +13,7 @@ from ddpwatch.common.units import NS_PER_MS
 MOST_POINTS = 1000
 SPREAD_STEPS = 16
 EXTREME_STEPS = 8
+_Tops = list[tuple[float, int, StepAcrossRanks]]  # a heap
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Outline:
         self._spread: list[StepAcrossRanks] = []
         self._spread_every = 1
         self._count = 0
-        self._slowest: list[tuple[float, int, StepAcrossRanks]] = []
-        self._exposed: list[tuple[float, int, StepAcrossRanks]] = []
+        self._slowest: _Tops = []
+        self._exposed: _Tops = []
 
     def add_all(self, steps: Iterable[StepAcrossRanks]) -> None:
         """Adds steps."""
@@ -54,10 +55,17 @@ class Outline:
             return
         point = _point(across)
         self._add_point(point)
-        self._add_spread(across)
-        self._keep_top(self._slowest, point.step_ms, across)
-        if point.exposed_ms is not None:
+        if self._is_kept(point):
+            across = across.detached()  # its figures go; they are worked out again for the few that are drawn
+            across.pack()
+            self._add_spread(across)
+            self._keep_top(self._slowest, point.step_ms, across)
             self._keep_top(self._exposed, point.exposed_ms, across)
+        self._count += 1
+
+    def _is_kept(self, point: Point) -> bool:
+        tops = _is_top(self._slowest, point.step_ms) or _is_top(self._exposed, point.exposed_ms)
+        return tops or self._count % self._spread_every == 0
 
     def details(self) -> list[tuple[StepAcrossRanks, str]]:
         """Returns the steps worth a closer look, in order, and why: ``slow``, ``exposed`` or ``sample``."""
@@ -83,15 +91,18 @@ class Outline:
             if len(self._spread) >= 2 * SPREAD_STEPS:
                 self._spread = self._spread[::2]
                 self._spread_every *= 2
-        self._count += 1
 
-    def _keep_top(self, heap: list[tuple[float, int, StepAcrossRanks]], value: float, across: StepAcrossRanks) -> None:
+    def _keep_top(self, heap: _Tops, value: float | None, across: StepAcrossRanks) -> None:
         """Keeps the largest. The count breaks ties, as steps have no order; a step number may come twice."""
-        entry = (value, self._count, across)
-        if len(heap) < EXTREME_STEPS:
-            heapq.heappush(heap, entry)
-        elif value > heap[0][0]:
-            heapq.heapreplace(heap, entry)
+        if value is None or not _is_top(heap, value):
+            return
+        heapq.heappush(heap, (value, self._count, across))
+        if len(heap) > EXTREME_STEPS:
+            heapq.heappop(heap)
+
+
+def _is_top(heap: _Tops, value: float | None) -> bool:
+    return value is not None and (len(heap) < EXTREME_STEPS or value > heap[0][0])
 
 
 def _point(across: StepAcrossRanks) -> Point:

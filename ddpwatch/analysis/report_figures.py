@@ -2,8 +2,8 @@
 
 Pass every message to `ReportBuilder.apply`, then call `ReportBuilder.report`. The keys are a contract
 (``docs/metrics.md``): plain names are means (`ddpwatch.analysis.means`), ``_p50`` and ``_p90`` percentiles. Times
-are in ms, sizes in bytes, None is what was not measured. Memory grows with ranks and buckets, and by 8 bytes per sample
-of a percentile.
+are in ms, sizes in bytes, None is what was not measured. Memory grows with ranks and buckets: of runs with more steps
+than `MOST_SAMPLED`, or many ranks, percentiles are those of a random sample of the steps.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
 from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import missing_steps
+from ddpwatch.analysis.step_sample import StepSample
 from ddpwatch.analysis.window import RankSummary, Summary
 from ddpwatch.common.statistics import quantile
 from ddpwatch.common.units import NS_PER_MS, to_ms
 from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 
+MOST_SAMPLED = 16_384  # steps of which percentiles are
+MOST_SAMPLED_OF_RANKS = 524_288  # steps times ranks
+LEAST_SAMPLED = 64
 _FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")  # of a bucket
 # A step counts as the first of these that any rank reports.
 _NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "unresolved", "unwatched", "shadow")
@@ -49,16 +53,27 @@ class Samples:
         if value is not None:
             self.values.append(value)
 
+    def put(self, place: int, value: float | None) -> None:
+        """Puts a value, NaN for None, into a place of `StepSample`."""
+        values, found = self.values, math.nan if value is None else value
+        if place < len(values):
+            values[place] = found
+        else:
+            values.extend([math.nan] * (place - len(values)))
+            values.append(found)
+
     def __len__(self) -> int:
         return len(self.values)
 
     def p50(self, scale: float = 1.0) -> float | None:
         """Returns the median divided by ``scale``; None without samples."""
-        return median(self.values) / scale if self.values else None
+        known = [value for value in self.values if value == value]
+        return median(known) / scale if known else None
 
     def quantile(self, q: float, scale: float = 1.0) -> float | None:
         """Returns the ``q`` quantile (nearest rank) divided by ``scale``; None without samples."""
-        return quantile(sorted(self.values), q) / scale if self.values else None
+        known = sorted([value for value in self.values if value == value])
+        return quantile(known, q) / scale if known else None
 
 
 @dataclass(slots=True)
@@ -118,16 +133,18 @@ class BucketsTogether:
     values: array[float] = field(default_factory=lambda: array("d"))
     unknown: bool = False
     last: list[Counter[tuple[int, ...]]] = field(default_factory=list)
+    sample: StepSample = field(default_factory=lambda: StepSample(MOST_SAMPLED))
 
     def add_buckets(self, found: BucketColumns) -> None:
         """Adds the buckets of one step."""
         self.nbytes = found.nbytes
-        values = [*found.ready, *found.launch, *found.done, *found.transfer, *found.exposed, *found.busbw]
-        if None in values:
-            self.unknown = True
-            self.values.extend([math.nan if value is None else value for value in values])
-        else:
-            self.values.extend(cast("list[float]", values))
+        if (place := self.sample.place()) is not None:
+            values = [*found.ready, *found.launch, *found.done, *found.transfer, *found.exposed, *found.busbw]
+            if None in values:
+                self.unknown = True
+                values = [math.nan if value is None else value for value in values]
+            at = place * len(values)
+            self.values[at : at + len(values)] = array("d", cast("list[float]", values))
         self.last = self.last or [Counter() for _ in found.buckets]
         for last, ranks in zip(self.last, found.last_ranks, strict=True):
             if ranks:
@@ -152,6 +169,8 @@ class ReportBuilder:
         self._others = OtherCollectives()
         self._step_ns = Samples()
         self._means = MeanBuilder()
+        self._counted: StepSample | None = None
+        self._timed: StepSample | None = None
         self._forwards: bool | None = False
         self._buckets: defaultdict[tuple[int, tuple[Bucket, ...]], BucketsTogether] = defaultdict(BucketsTogether)
 
@@ -271,18 +290,22 @@ class ReportBuilder:
         self._buckets[max([step.epoch for step in steps]), columns.buckets].add_buckets(columns)
 
     def _count_ranks(self, facts: Mapping[int, RankFacts], skew: LaunchSkew) -> None:
-        for rank, fact in facts.items():
-            samples, figure = self.ranks.get(rank) or self._rank(rank), fact.figures
-            samples.step.values.append(figure.step_ns)
-            if figure.overlap is not None:
-                samples.overlap.values.append(figure.overlap)
-            if figure.exposed_ns is not None:
-                samples.exposed.values.append(figure.exposed_ns)
-            if fact.cost is not None:
-                samples.cost.values.append(fact.cost)
-            if (late := skew.late.get(rank)) is not None:
-                samples.late.values.append(late)
-                samples.wait.values.append(skew.wait[rank])
+        if self._counted is None or self._timed is None:
+            most = max(min(MOST_SAMPLED, MOST_SAMPLED_OF_RANKS // max(len(self.ranks), 1)), LEAST_SAMPLED)
+            self._counted, self._timed = StepSample(most), StepSample(most)
+        if (place := self._counted.place()) is not None:
+            for rank, fact in facts.items():
+                samples = self.ranks.get(rank) or self._rank(rank)
+                samples.step.put(place, fact.figures.step_ns)
+                samples.cost.put(place, fact.cost)
+                samples.late.put(place, skew.late.get(rank))
+                samples.wait.put(place, skew.wait.get(rank))
+        timed = any(fact.figures.exposed_ns is not None for fact in facts.values())
+        if timed and (place := self._timed.place()) is not None:
+            for rank, fact in facts.items():
+                samples = self._rank(rank)
+                samples.overlap.put(place, fact.figures.overlap)
+                samples.exposed.put(place, fact.figures.exposed_ns)
         for rank, error in skew.errors.items():
             samples = self._rank(rank)
             samples.clock_error_ns = max(error, samples.clock_error_ns or 0)

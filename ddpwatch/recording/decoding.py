@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddpwatch.recording.container import MESSAGE, UNPACK_RATIO, UnpackedChunk
 from ddpwatch.wire import node_step
-from ddpwatch.wire.messages import FrameError
+from ddpwatch.wire.messages import FrameError, is_step
 from ddpwatch.wire.transport import Envelope, Frame
 
 
@@ -26,17 +26,18 @@ class FrameDecoder:
         self.is_damaged = False
         self._allowed_bytes = 0
 
-    def frames(self, chunk: UnpackedChunk, first: bool, ahead_ns: int = 0) -> Iterator[Frame]:
+    def frames(self, chunk: UnpackedChunk, first: bool, ahead_ns: int = 0, steps_from_ns: int = 0) -> Iterator[Frame]:
         """Yields the frames of a chunk.
 
         Args:
             chunk: Its messages.
             first: False skips the frames that are repeated from the part before.
             ahead_ns: Taken from receive times.
+            steps_from_ns: Steps that were received before that are skipped; they are most of what takes time.
         """
         self._allowed_bytes += UNPACK_RATIO * chunk.packed_bytes
         for number, raw in enumerate(chunk.messages):
-            if raw.sequence == 0 and not first:
+            if (raw.sequence == 0 and not first) or (raw.log_time < steps_from_ns and is_step(raw.data)):
                 continue
             try:
                 frames = node_step.read(Envelope(raw.sequence, raw.log_time - ahead_ns, raw.data))

@@ -103,7 +103,7 @@ class Part:
         with self._open() as file:
             source = self._raw(file.fileno()) if everything else self._selected(file.fileno(), selection)
             for chunk, wanted in source:
-                for frame in decoder.frames(chunk, first):
+                for frame in decoder.frames(chunk, first, steps_from_ns=selection.steps_from_ns):
                     if everything or self._wants(frame, selection, wanted):
                         yield frame
                 self.skipped = decoder.skipped

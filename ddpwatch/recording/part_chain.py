@@ -83,7 +83,8 @@ class PartChain:
         """Yields the selected frames of all parts."""
         ahead_ns = self.ahead_ns
         if ahead_ns and selection.start_ns:
-            selection = replace(selection, start_ns=selection.start_ns + ahead_ns)
+            start_ns, steps_from_ns = selection.start_ns + ahead_ns, selection.steps_from_ns + ahead_ns
+            selection = replace(selection, start_ns=start_ns, steps_from_ns=steps_from_ns)
         for number, part in enumerate(self.parts):
             frames = part.frames(selection, first=number == 0)
             yield from received_earlier(frames, ahead_ns) if ahead_ns else frames
@@ -94,16 +95,21 @@ class PartChain:
             return frozenset({self.rank})
         return frozenset(message.rank for message, _ in self.frames(CONTEXT_ONLY) if isinstance(message, Hello))
 
-    def lead_in(self, at_ns: int, steps: int, span_ns: int) -> int:
-        """Takes, unlike `Recording.lead_in`, a quarter more steps than asked for, since some ranks may be behind."""
-        newest = 0
+    def lead_in(self, at_ns: int, steps: int, span_ns: int) -> tuple[int, int]:
+        """Returns since when there is all of the history that `Recording.lead_in` finds, and since when all its steps.
+
+        Takes a quarter more steps than asked for, since some ranks may be behind.
+        """
+        newest = steps_from_ns = 0
         at_ns += self.ahead_ns
         for row in (row for part in reversed(self.parts) for row in part.index.backwards(at_ns)):
             if row.has_steps:
                 newest = max(newest, row.last_step)
-                if row.last_step < newest - steps - steps // 4 and row.end_ns < at_ns - span_ns:
-                    return row.start_ns - self.ahead_ns
-        return 0
+                if not steps_from_ns and row.last_step < newest - steps - steps // 4:
+                    steps_from_ns = row.start_ns - self.ahead_ns
+                if steps_from_ns and row.end_ns < at_ns - span_ns:
+                    return row.start_ns - self.ahead_ns, steps_from_ns
+        return 0, steps_from_ns
 
     def first_step(self) -> int:
         """Returns the number of its first step; 0 if no index lists them."""

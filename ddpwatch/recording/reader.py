@@ -11,6 +11,7 @@ import heapq
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
@@ -142,13 +143,18 @@ class Recording:
         """Yields the frames received at ``at_ns`` (ns since the Unix epoch) or later, and their context."""
         return self.select(Selection(start_ns=at_ns))
 
-    def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
-        """Returns where to start reading for so many steps and seconds before ``at_ns``. Reads only the index.
+    @cached_property
+    def world_size(self) -> int:
+        """How many ranks the run has; 0 if no rank says so."""
+        context = (message for chain in self.chains for message, _ in chain.frames(CONTEXT_ONLY))
+        return next((message.world_size for message in context if isinstance(message, Hello)), 0)
 
-        Returns:
-            ns since the Unix epoch, for `seek`; 0 to read everything.
-        """
-        return min(chain.lead_in(at_ns, steps, int(seconds * 1e9)) for chain in self.chains)
+    def lead_in(self, at_ns: int, steps: int, seconds: float) -> Selection:
+        """Selects what gives so many steps, and so many seconds of all else, at ``at_ns``. Reads only the index."""
+        starts_ns, steps_from_ns = zip(
+            *(chain.lead_in(at_ns, steps, int(seconds * 1e9)) for chain in self.chains), strict=True
+        )
+        return Selection(start_ns=min(starts_ns), steps_from_ns=min(steps_from_ns))
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
         """Returns when a step's last rank sent it; without that step, the same of the next (``back``: previous) one.

@@ -17,7 +17,7 @@ _STEPS = kind_bit("step") | kind_bit("node_step")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Steps ``first`` to ``stop - 1``, of these ranks, received at ``start_ns`` or later.
+    """Steps ``first`` to ``stop - 1``, of these ranks, received at ``start_ns`` or later (steps: ``steps_from_ns``).
 
     The context that frames need to be understood (who the ranks are, process groups, bucket layouts, ends) is always
     selected; so are marks received at ``start_ns`` or later.
@@ -27,6 +27,7 @@ class Selection:
         stop: The step after the last one; None for no end.
         ranks: None for all.
         start_ns: ns since the Unix epoch.
+        steps_from_ns: The same for steps, which are not even decoded before that.
         context: False leaves out the context, too: to find a position, not to understand it.
     """
 
@@ -35,6 +36,7 @@ class Selection:
     ranks: frozenset[int] | None = None
     start_ns: int = 0
     context: bool = True
+    steps_from_ns: int = 0
 
     @property
     def everything(self) -> bool:
@@ -51,6 +53,7 @@ class Selection:
             frozenset.intersection(*ranks) if ranks else None,
             max(self.start_ns, other.start_ns),
             self.context and other.context,
+            max(self.steps_from_ns, other.steps_from_ns),
         )
 
     def wants_chunk(self, row: ChunkRow, after: int) -> bool:

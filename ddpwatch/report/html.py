@@ -78,6 +78,7 @@ def _incident(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _step(across: StepAcrossRanks, why: str) -> dict[str, Any]:
+    across = across.detached()  # what is worked out of it goes with it
     ranks = sorted(across.members)[:MOST_RANKS]
     origin = min(map(across.start_of, ranks)) if across.comparable else None
     return {

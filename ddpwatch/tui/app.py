@@ -20,6 +20,7 @@ from ddpwatch.common.text import percent
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import parse_target
+from ddpwatch.recording.selection import Selection
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.tui.controller import controller_for
@@ -396,7 +397,7 @@ def _whole_run(spec: FeedSpec) -> WholeRecording | None:
     if not isinstance(spec, ReplaySpec):
         return None
     recording = copy.copy(spec.recording)
-    return WholeRecording(lambda: recording.seek(0), lambda: recording.span_ns)
+    return WholeRecording(lambda: recording.select(Selection()), lambda: recording.span_ns)
 
 
 def run_dashboard(

@@ -287,8 +287,8 @@ def replay_lines(
     if speed is None and loop:
         speed = 1.0
     while True:
-        since_ns = recording.lead_in(from_ns, KEPT.steps, EVERY_S) if from_ns else 0
-        print_lines(recording.seek(since_ns), from_ns, speed, sleep, " from here on" if since_ns else "")
+        lead_in = recording.lead_in(from_ns, KEPT.of(recording.world_size), EVERY_S)
+        print_lines(recording.select(lead_in), from_ns, speed, sleep, "" if lead_in.everything else " from here on")
         if recording.skipped:
             _narrate(f"frames left out: {recording.skipped}, damaged or of a type unknown to this version of ddpwatch")
         if recording.cut_tail:

@@ -537,6 +537,14 @@ def decode(frame: bytes | memoryview) -> Message:
         raise FrameError("not msgpack", str(error)) from None
 
 
+def is_step(frame: bytes) -> bool:
+    """Tells by its first bytes whether a frame holds a step, of a rank or of a node, without decoding it.
+
+    The type comes first in what `encode` returns. False for what others have encoded in another order.
+    """
+    return frame[:20].find(b"\xa4type\xa4step") > 0 or frame[:20].find(b"\xa4type\xa9node_step") > 0
+
+
 def type_name(message: Message) -> str:
     """Returns the ``type`` a message carries in its frame."""
     return str(type(message).__struct_config__.tag)

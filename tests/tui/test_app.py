@@ -228,8 +228,8 @@ class TestQuit:
 
     async def test_a_feed_that_breaks_ends_the_app_with_its_error(self):
         class Broken(FrameList):
-            def seek(self, at_ns):
-                yield from super().seek(at_ns)
+            def select(self, selection):
+                yield from super().select(selection)
                 raise UsageError("cut")
 
         app = DashboardApp(ReplaySpec("x", Broken(enveloped([step(0)]))), ticking=False)

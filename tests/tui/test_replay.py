@@ -152,8 +152,8 @@ class TestReplay:
 
     def test_a_recording_that_breaks_says_so(self, feed_of):
         class Broken(FrameList):
-            def seek(self, at_ns):
-                yield from super().seek(at_ns)
+            def select(self, selection):
+                yield from super().select(selection)
                 raise UsageError("cut")
 
         _, events = feed_of(ReplaySpec("x", Broken(enveloped([step(0)]))))
@@ -257,11 +257,10 @@ class TestSeeking:
     def test_far_away_not_everything_is_read(self, long_recording):
         recording = Recording(long_recording)
         _, end_ns = recording.span_ns
-        since_ns = recording.lead_in(end_ns, KEPT.steps, HISTORY_S)
-        needed, everything = list(recording.seek(since_ns)), list(recording)
+        needed, everything = list(recording.select(recording.lead_in(end_ns, KEPT.steps, HISTORY_S))), list(recording)
         assert KEPT.steps * 2 < len(needed) < 0.85 * len(everything)
         assert [m for m, _ in needed[:4]] == [m for m, _ in everything[:4]]  # who the ranks are
-        assert recording.lead_in(end_ns, KEPT.steps, 10_000) == 0
+        assert recording.lead_in(end_ns, KEPT.steps, 10_000).start_ns == 0
 
     def test_a_step_is_shown_once_its_last_rank_has_sent_it(self, long_recording, feed_of):
         player = Player(feed_of, Recording(long_recording))

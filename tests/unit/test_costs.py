@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from ddpwatch.export.chrome_trace import align
 from ddpwatch.export.trace_size import TraceSize
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
+from ddpwatch.wire import node_step
+from ddpwatch.wire.messages import Device, Message, Step
 from tests.support import frames
-from tests.support.runs import record, run_of
+from tests.support.runs import BEGIN, MS, record, run_of
 
 
 class TestLateRanks:
@@ -34,6 +37,43 @@ class TestLateRanks:
         delays = _delays(across, 7, range(world))
         assert {param: at // frames.MS for param, at in delays.items()} == {3: 0, 2: 0, 1: 40, 0: 40}
         assert len(read) == 1 + REFERENCE_RANKS
+
+
+class TestSeeking:
+    """To be at a position takes the steps that are kept there, and two minutes of all else."""
+
+    @staticmethod
+    def recorded(path: Path, seconds: int) -> Recording:
+        """Two ranks with ten steps a second, and a device."""
+
+        def run() -> Iterator[tuple[Message, int]]:
+            yield from ((frames.hello(rank), BEGIN) for rank in (0, 1))
+            for second in range(seconds):
+                yield frames.device(second), BEGIN + second * 1000 * MS
+                for tenth in range(10):
+                    number = 10 * second + tenth
+                    for rank in (0, 1):
+                        yield frames.step(rank, number), BEGIN + (second * 1000 + tenth * 100 + 50) * MS + rank
+
+        return Recording(record(path, run()))
+
+    def test_older_steps_are_not_decoded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        decoded = []
+        decode = node_step.decode
+        for seconds in (180, 360):
+            recording = self.recorded(tmp_path / f"{seconds}.mcap", seconds)
+            lead_in = recording.lead_in(recording.span_ns[1], 64, 120)
+            read: list[Message] = []
+            monkeypatch.setattr(node_step, "decode", lambda frame: read.append(decode(frame)) or read[-1])  # noqa: B023
+            found = [message for message, _ in recording.select(lead_in)]
+            monkeypatch.undo()
+            assert 120 <= sum(isinstance(message, Device) for message in found) < 124
+            steps = [message.step for message in found if isinstance(message, Step)]
+            assert steps == [number for number in range(steps[0], 10 * seconds) for _ in (0, 1)]
+            assert 64 <= 10 * seconds - steps[0] < 64 * 1.25 + 10
+            assert len(read) < 2 * 64 * 1.25 + 180
+            decoded.append(len(read))
+        assert abs(decoded[0] - decoded[1]) < 30  # a chunk more or less
 
 
 class TestTraces:

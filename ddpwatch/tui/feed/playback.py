@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from ddpwatch.recording.seek import Position
+from ddpwatch.recording.selection import Selection
 from ddpwatch.tui.feed.events import BATCH
 from ddpwatch.wire.messages import Step
 from ddpwatch.wire.transport import Frame
@@ -20,11 +21,15 @@ class Playable(Protocol):
     def span_ns(self) -> tuple[int, int]:
         """Receive time of the first and the last frame."""
 
-    def seek(self, at_ns: int) -> Iterator[Frame]:
-        """Yields the frames received from that time on, and those needed to understand them."""
+    @property
+    def world_size(self) -> int:
+        """How many ranks the run has; 0 if that is not known."""
 
-    def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
-        """Returns the time to read from, so that this many steps and seconds before ``at_ns`` are known."""
+    def select(self, selection: Selection) -> Iterator[Frame]:
+        """Yields the selected frames, and those needed to understand them."""
+
+    def lead_in(self, at_ns: int, steps: int, seconds: float) -> Selection:
+        """Selects what to read, so that this many steps and seconds before ``at_ns`` are known."""
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
         """Returns when that step was complete, or else the next one (``back``: the one before)."""
@@ -34,6 +39,7 @@ class FrameList:
     """A recording held in memory."""
 
     cut_tail = False
+    world_size = 0
 
     def __init__(self, frames: Iterable[Frame]) -> None:
         self._frames = list(frames)
@@ -43,12 +49,12 @@ class FrameList:
         """See `Playable`."""
         return (self._frames[0][1].received_ns, self._frames[-1][1].received_ns) if self._frames else (0, 0)
 
-    def seek(self, at_ns: int) -> Iterator[Frame]:
-        """Gives all frames; the player takes those before ``at_ns`` at once."""
+    def select(self, selection: Selection) -> Iterator[Frame]:
+        """Gives all frames; the player takes those before a position at once."""
         return iter(self._frames)
 
-    def lead_in(self, at_ns: int, steps: int, seconds: float) -> int:
-        return 0
+    def lead_in(self, at_ns: int, steps: int, seconds: float) -> Selection:
+        return Selection()
 
     def find_step(self, number: int, back: bool = False) -> Position | None:
         steps = [(m.step, e.received_ns) for m, e in self._frames if isinstance(m, Step)]

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.seek import Position, SeekTarget, locate
+from ddpwatch.recording.selection import Selection
 from ddpwatch.tui.feed.events import Arrived, Attached, FeedEvent, Missed, Over, Rewound
 from ddpwatch.tui.feed.playback import Playable, PlaybackClock
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
@@ -121,7 +122,7 @@ class ReplayFeed(ThreadFeed):
     def _run(self) -> None:
         self._post(Attached(self._spec.name))
         self._start_ns, self._end_ns = self._recording.span_ns
-        self._playback = PlaybackClock(self._recording.seek(0), self.speed)
+        self._playback = PlaybackClock(self._recording.select(Selection()), self.speed)
         if self._spec.start is not None:
             self.go_to(self._spec.start)
         before = self._spec.clock()
@@ -174,10 +175,10 @@ class ReplayFeed(ThreadFeed):
             self._move(goal)
 
     def _move(self, position: Position) -> None:
-        since_ns = self._recording.lead_in(position.at_ns, KEPT.steps, HISTORY_S)
-        if position.at_ns < self._playback.now_ns or since_ns > self._playback.now_ns:
+        lead_in = self._recording.lead_in(position.at_ns, KEPT.of(self._recording.world_size), HISTORY_S)
+        if position.at_ns < self._playback.now_ns or lead_in.steps_from_ns > self._playback.now_ns:
             self._post(Rewound())
-            self._playback = PlaybackClock(self._recording.seek(since_ns), self.speed)
+            self._playback = PlaybackClock(self._recording.select(lead_in), self.speed)
             self._end_posted = False
         while not self._stopped.is_set() and (frames := self._playback.until(position.at_ns)):
             self._post_frames(frames)
