@@ -1,7 +1,8 @@
-"""README and docs agree with the code: links, paths, commands, messages, settings, layers and JSON keys."""
+"""README and docs are short, and agree with the code: links, paths, commands, messages, settings, layers, JSON keys."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
 from itertools import chain
@@ -39,6 +40,17 @@ BANNED = re.compile(
 )
 GENERATED = re.compile(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", re.DOTALL)  # tables that tests/integration writes
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+FOR_USERS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MOST_WORDS_OF_ALL, MOST_WORDS, MOST_WORDS_OF_CHANGES = (
+    15_000,
+    2_500,
+    700,
+)  # everything counts: tables, code, what tests write
+MOST_LINES, MOST_COLUMNS = 5, 120  # of a paragraph or list item, as it is written
+ITEM = re.compile(r" *(?:[-*]|\d+\.) ")
+NOT_PROSE = ("|", "#", "<!--", "![")
+PRIVATE_WORDS = {"guest", "desk", "inbox", "mailbox", "heir", "calm"}  # others say agent, rendezvous, request, …
+NAME_PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
@@ -86,6 +98,28 @@ def keys_by_row(value: dict[str, Any], prefix: str = "") -> dict[str, set[str]]:
     return found
 
 
+def words(text: str) -> int:
+    return sum(any(map(str.isalnum, word)) for word in text.split())
+
+
+def paragraphs(page: Path) -> list[list[str]]:
+    """Lines of paragraphs and list items, without tables, headings, code and what tests write."""
+    found: list[list[str]] = [[]]
+    for line in GENERATED.sub("", FENCED.sub("", page.read_text())).splitlines():
+        prose = bool(line.strip()) and not line.startswith(NOT_PROSE)
+        if not prose or ITEM.match(line):
+            found.append([])
+        if prose:
+            found[-1].append(line)
+    return [lines for lines in found if lines]
+
+
+def defined_names(path: Path) -> set[str]:
+    """Of a module, its classes, functions and methods."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return {path.stem, *(node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))}
+
+
 def assert_documented(result: dict[str, Any]) -> None:
     documented = {key: set(names(cells[1])) for key, cells in rows(section("docs/metrics.md", "## JSON")).items()}
     for key, found in keys_by_row(result).items():
@@ -116,6 +150,39 @@ def test_files_named_exist(page: Path) -> None:
 def test_plain_english(page: Path) -> None:
     prose = GENERATED.sub("", FENCED.sub("", page.read_text()))
     assert not BANNED.findall(" ".join(prose.split()))
+
+
+@each_page
+def test_paragraphs_are_short(page: Path) -> None:
+    for lines in paragraphs(page):
+        assert len(lines) <= MOST_LINES, lines[0]
+        assert max(map(len, lines)) <= MOST_COLUMNS, lines[0]
+
+
+def test_pages_are_short() -> None:
+    counted = {page.name: words(page.read_text()) for page in [*FOR_USERS, ROOT / "CONTRIBUTING.md"]}
+    assert {name: count for name, count in counted.items() if count > MOST_WORDS} == {}
+    assert sum(counted[page.name] for page in FOR_USERS) <= MOST_WORDS_OF_ALL
+    assert words(text_of("CHANGELOG.md")) <= MOST_WORDS_OF_CHANGES
+
+
+def test_the_glossary_says_each_word_once() -> None:
+    defined = re.findall(r"\*\*([^*]+)\*\*", text_of("docs/glossary.md"))
+    assert len(defined) == len(set(defined))
+
+
+def test_words_of_the_glossary_are_on_the_pages_that_define_them() -> None:
+    for paragraph in text_of("docs/glossary.md").split("\n\n"):
+        for sentence in re.split(r"(?<=\.) (?=\[)", " ".join(paragraph.split())):
+            if pages := re.match(r"\[\w+\.md\]", sentence) and LINK.findall(sentence):
+                text = " ".join(text_of(f"docs/{page}") for page in pages).lower()
+                assert [term for term in re.findall(r"(?<!\*)\*([\w -]+)\*", sentence) if term not in text] == []
+
+
+def test_names_in_code_are_not_of_a_private_language() -> None:
+    names_of = {path: defined_names(path) for path in (ROOT / "ddpwatch").rglob("*.py")}
+    parts = {name: {part.lower() for part in NAME_PARTS.findall(name)} for found in names_of.values() for name in found}
+    assert {name for name, found in parts.items() if found & PRIVATE_WORDS} == set()
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
