@@ -327,7 +327,7 @@ def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks
     """The diagnosis after every frame of a recording, when that came (ns), and the steps that it completed."""
     run = Run()
     for message, envelope in Recording(file):
-        steps = run.apply(message, envelope.received_ns)
+        steps = run.apply_message(message, envelope.received_ns)
         yield run.diagnosis, envelope.received_ns, steps
 
 

@@ -198,7 +198,7 @@ def _state_at(file: Path, at_ns: int) -> Summary:
     for message, envelope in recording.select(recording.lead_in(at_ns, KEPT.of(recording.world_size), HISTORY_S)):
         if envelope.received_ns > at_ns:
             break
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
     return summarise(state.recent())
 
 

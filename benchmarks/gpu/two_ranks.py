@@ -109,7 +109,7 @@ def found_in(recording: Path, kinds: tuple[str, ...]) -> tuple[list[Step], list[
     """
     state, steps, naming = RunState(), list[Step](), list[Incident]()
     for message, envelope in Recording(recording):
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
         if isinstance(message, Step):
             steps.append(message)
         if isinstance(message, Beat | Bye):

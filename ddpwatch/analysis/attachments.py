@@ -32,7 +32,7 @@ class AttachmentBuilder:
         self._members: dict[int, list[int]] = {}
         self._pings: deque[ClockExchange] = deque(maxlen=KEEP_PINGS)
 
-    def apply(self, message: Message) -> None:
+    def apply_message(self, message: Message) -> None:
         """Takes one message."""
         if isinstance(message, (Step, NodeStep)):
             self._steps.append(message)
@@ -76,8 +76,8 @@ class AttachmentBuilder:
             if isinstance(message, Step):
                 waiting, end_ns = marks.get(message.rank), message.start_ns + message.duration_ns
                 while waiting and waiting[0].start_ns < end_ns:
-                    builder.apply(waiting.popleft())
-            builder.apply(message)
+                    builder.apply_message(waiting.popleft())
+            builder.apply_message(message)
         return builder.report()
 
 

@@ -23,7 +23,7 @@ class Groups:
         self._known: dict[int, Group] = {}
         self._of_rank: dict[int, tuple[int, ...]] = {}
 
-    def apply(self, message: Message) -> None:
+    def apply_message(self, message: Message) -> None:
         """Takes a hello or a group; ignores all else."""
         if isinstance(message, Hello):
             self.world_size = max(self.world_size, message.world_size)

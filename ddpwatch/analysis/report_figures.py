@@ -1,6 +1,6 @@
 """The report of a run: figures over all its steps, in one pass over the frames.
 
-Pass every message to `ReportBuilder.apply`, then call `ReportBuilder.report`. The keys are a contract
+Pass every message to `ReportBuilder.apply_message`, then call `ReportBuilder.report`. The keys are a contract
 (``docs/metrics.md``): plain names are means (`ddpwatch.analysis.means`), ``_p50`` and ``_p90`` percentiles. Times
 are in ms, sizes in bytes, None is what was not measured. Memory grows with ranks and buckets: of runs with more steps
 than `MOST_SAMPLED`, or many ranks, percentiles are those of a random sample of the steps.
@@ -174,12 +174,12 @@ class ReportBuilder:
         self._forwards: bool | None = False
         self._buckets: defaultdict[tuple[int, tuple[Bucket, ...]], BucketsTogether] = defaultdict(BucketsTogether)
 
-    def apply(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
+    def apply_message(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
         """Takes one message, and when it was received (ns since the Unix epoch; 0 if that is not known).
 
         Returns the steps that it completes.
         """
-        completed = self._run.apply(message, received_ns)
+        completed = self._run.apply_message(message, received_ns)
         for across in completed:
             self._close(across)
         if isinstance(message, Step):
@@ -197,7 +197,7 @@ class ReportBuilder:
         elif isinstance(message, Status):
             self.collector_restarts = max(self.collector_restarts, message.restarts)
         elif isinstance(message, Mark):
-            self._off.apply(message)
+            self._off.apply_message(message)
         return completed
 
     @property

@@ -65,22 +65,22 @@ class Run:
         assert self._diagnosis is not None, "this run is not diagnosed"
         return self._diagnosis
 
-    def apply(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
+    def apply_message(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
         """Takes one message, and when it was received (0 if that is not known); returns the steps that it closes.
 
         These are the one that it completes and those before it that lack a rank, oldest first, or the one that has
         waited longest, if too many wait.
         """
         if self._diagnosis is not None:
-            self._diagnosis.apply(message, received_ns)
+            self._diagnosis.apply_message(message, received_ns)
         if isinstance(message, Step):
             return self._add_steps(self._matcher.add_step(message))
         if isinstance(message, Hello):
             self.clocks.meet(message)
-            self.groups.apply(message)
+            self.groups.apply_message(message)
             self._expect_ranks()
         elif isinstance(message, Group):
-            self.groups.apply(message)
+            self.groups.apply_message(message)
         elif isinstance(message, Layout):
             self.layouts.apply_layout(message)
         elif isinstance(message, ClockExchange):
@@ -98,7 +98,7 @@ class Run:
     def steps(self, frames: Iterable[Frame]) -> Iterator[StepAcrossRanks]:
         """Takes all frames of a run, and yields its steps."""
         for message, envelope in frames:
-            yield from self.apply(message, envelope.received_ns)
+            yield from self.apply_message(message, envelope.received_ns)
         yield from self.rest()
 
     def lost(self) -> dict[str, Any]:
@@ -175,5 +175,5 @@ def steps_across_ranks(messages: Iterable[Message], expected: int | None = None)
     """Yields the steps of a run, undiagnosed, each as soon as it is closed. ``expected`` as for `Run`."""
     run = Run(expected, diagnosed=False)
     for message in messages:
-        yield from run.apply(message)
+        yield from run.apply_message(message)
     yield from run.rest()

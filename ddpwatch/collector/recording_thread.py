@@ -148,7 +148,7 @@ class RecordingThread(threading.Thread):
         while self._queue:
             message, envelope = self._queue[0]
             message = message or decode(envelope.frame)
-            self._attachments.apply(message)
+            self._attachments.apply_message(message)
             self._queue.popleft()
             self._written_bytes += size_of(envelope)
             writer.write_message(message, envelope)

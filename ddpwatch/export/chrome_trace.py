@@ -122,7 +122,7 @@ def align(frames: Iterable[Frame], ranks: int | None = None, size: TraceSize | N
     survey, run, size = _Survey(), Run(ranks), size or TraceSize()
     for message, envelope in frames:
         survey.note(message, envelope.received_ns)
-        for across in run.apply(message, envelope.received_ns):
+        for across in run.apply_message(message, envelope.received_ns):
             survey.add_step(across)
             size.add_step(across)
         if size.is_too_large:
@@ -225,7 +225,7 @@ class _Tracer:
 
     def events(self, frames: Iterable[Frame]) -> Iterator[Event]:
         for message, _ in frames:
-            for across in self._run.apply(message):
+            for across in self._run.apply_message(message):
                 yield from self._across_ranks(across)
             yield from self._other(message)
         for across in self._run.rest():

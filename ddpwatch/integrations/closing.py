@@ -66,7 +66,7 @@ def _report(endpoint: str, steps: int) -> dict[str, Any]:
     try:
         while time.monotonic() < until_s and not _complete(builder, steps):
             for message, envelope in source.read(LOOK_S):
-                builder.apply(message, envelope.received_ns)
+                builder.apply_message(message, envelope.received_ns)
             if builder.ranks and not has_answered:
                 until_s, has_answered = time.monotonic() + LAG_S, True
     finally:

@@ -63,7 +63,7 @@ class ResilientWriter:
         """Adds a frame, or counts it as lost."""
         self._retry()
         if self._writer is None or self._failed_at is not None:
-            self._context.apply(message, envelope.received_ns)  # otherwise the writer does it
+            self._context.apply_message(message, envelope.received_ns)  # otherwise the writer does it
             self.lost += 1
             return
         try:

@@ -55,7 +55,7 @@ class ContextMessages:
         """Notes that all of it has reached the disk."""
         self._fresh.clear()
 
-    def apply(self, message: Message, received_ns: int) -> None:
+    def apply_message(self, message: Message, received_ns: int) -> None:
         """Keeps the message if it is context, whether it reaches the disk or not."""
         self.newest_ns = received_ns
         if isinstance(message, Hello):
@@ -137,7 +137,7 @@ class RotatingWriter:
     def write_message(self, message: Message, envelope: Envelope) -> None:
         """Adds a frame. May raise OSError."""
         self.unflushed += 1
-        self._context.apply(message, envelope.received_ns)
+        self._context.apply_message(message, envelope.received_ns)
         if isinstance(message, (Step, NodeStep)) and message.step % self._limits.every:
             summary = summary_of(message) if isinstance(message, Step) else without_hooks(message)
             envelope = Envelope(envelope.seq, envelope.received_ns, encode(summary))

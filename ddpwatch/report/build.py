@@ -75,7 +75,7 @@ def _report_of(recording: Recording, chosen: Selection, drawn: Drawn | None) -> 
     recording.check(chosen)
     builder = ReportBuilder(_expected(chosen))
     for message, envelope in recording.select(chosen):
-        steps = builder.apply(message, envelope.received_ns)
+        steps = builder.apply_message(message, envelope.received_ns)
         if drawn is not None:
             drawn.outline.add_all(steps)
             if isinstance(message, Layout):

@@ -71,7 +71,7 @@ def _capture(
             last_frame = now if frames else last_frame
             for message, envelope in frames:
                 writer.write_message(message, envelope)
-                attachments.apply(message)
+                attachments.apply_message(message)
                 if ending.reached_by(message):
                     break
             if now - flushed >= FLUSH_S:

@@ -178,7 +178,7 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
     try:
         while state.end is None and (time.monotonic() - received < SILENCE_S or may_go_on(source, endpoint)):
             for message, envelope in source.read(0.2):
-                state.apply(message, envelope.received_ns)
+                state.apply_message(message, envelope.received_ns)
                 received = time.monotonic()
             trouble = _narrate_change(trouble, source)
             if source.over:
@@ -187,7 +187,7 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
                 yield from run.lines()
                 due = time.monotonic() + EVERY_S
         for message, envelope in source.read(AFTER_END_S):
-            state.apply(message, envelope.received_ns)
+            state.apply_message(message, envelope.received_ns)
     finally:
         source.close()
     yield from run.lines()
@@ -323,7 +323,7 @@ def print_lines(
 
     print(HEADER)
     for message, envelope in frames:
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
         printed_ns = printed_ns or envelope.received_ns
         if envelope.received_ns - printed_ns >= EVERY_S * 1e9:
             print_line()

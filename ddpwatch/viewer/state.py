@@ -1,7 +1,7 @@
 """RunState: all that a viewer knows of a run, built from its frames, in bounded memory.
 
-Live views and replays feed the same frames to the same `RunState.apply`. The state's clock is the receive time of its
-newest frame, so a replayed run goes silent, waits and ends exactly as the live one did.
+Live views and replays feed the same frames to the same `RunState.apply_message`. The state's clock is the receive time
+of its newest frame, so a replayed run goes silent, waits and ends exactly as the live one did.
 """
 
 from __future__ import annotations
@@ -159,13 +159,13 @@ class RunState:
         """Ranks of the job; 0 while unknown."""
         return self.groups.world_size
 
-    def apply(self, message: Message, received_ns: int) -> None:
+    def apply_message(self, message: Message, received_ns: int) -> None:
         """Takes one message. Never raises on a valid message, in whatever order they come."""
         self.now_ns = max(self.now_ns, received_ns)
         self.first_ns = self.first_ns or received_ns
         self.version += 1
         self.frames += 1
-        self._run.apply(message, received_ns)
+        self._run.apply_message(message, received_ns)
         if isinstance(message, Step):  # nearly all are
             self._apply_step(message, received_ns)
         elif isinstance(message, Device):
@@ -178,7 +178,7 @@ class RunState:
             self._apply_node(message)
         elif isinstance(message, Mark):
             self.marks.append(message)
-            self.off.apply(message)
+            self.off.apply_message(message)
         elif isinstance(message, RankSample):  # from the collector: no sign of life
             self._rank(message.rank).sample = message
         elif isinstance(message, Bye) and message.rank is None:

@@ -120,7 +120,7 @@ class RecordedBuilder:
         self._sharded = self._uncomparable = False
         self._first_order: list[int] = []
 
-    def apply(self, message: Message) -> None:
+    def apply_message(self, message: Message) -> None:
         """Takes a hello or a layout; ignores all else."""
         if isinstance(message, Hello):
             self._hellos[message.rank] = message
@@ -242,9 +242,9 @@ def recorded_of(messages: Iterable[Message]) -> Recorded:
     """
     run, builder = Run(diagnosed=False), RecordedBuilder()
     for message in messages:
-        for across in run.apply(message):
+        for across in run.apply_message(message):
             builder.add_step(across)
-        builder.apply(message)
+        builder.apply_message(message)
     for across in run.rest():
         builder.add_step(across)
     return builder.build()

@@ -202,7 +202,7 @@ def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callabl
     hops = hops_of(world, recorded.backend) / hops_of(n, recorded.backend)
     ring = ring_bytes(world) / ring_bytes(n)
 
-    def take(message: Message) -> float:
+    def time_of(message: Message) -> float:
         sent, held = (curve.work(nbytes) for nbytes in message)
         latency = min(sent, curve.hop_latency)
         hosts = sent if link > 1 else held  # collectives that seem faster than the link: hosts add nothing
@@ -214,7 +214,7 @@ def _collective(recorded: Recorded, physics: Physics, change: Change) -> Callabl
             + hidden * (1 / change.link - 1)
         )
 
-    return take
+    return time_of
 
 
 def _messages(units: Sequence[Parameter], change: Change) -> list[Message]:

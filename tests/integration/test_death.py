@@ -75,7 +75,7 @@ def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path) -> Non
         frames = read_until(source, both_stand, "both ranks stand")
         state = RunState()
         for message, envelope in frames:
-            state.apply(message, envelope.received_ns)
+            state.apply_message(message, envelope.received_ns)
         found = state.verdict(Summary(), state.diagnosis.incidents())
     assert {beat.phase for beat in messages(frames, Beat) if beat.step == 5} == {""}
     assert (found.kind, found.rank) == ("hang", 1)

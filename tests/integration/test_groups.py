@@ -35,7 +35,7 @@ def report(recording: Path) -> dict[str, Any]:
 def last_state(recording: Path) -> RunState:
     state = RunState()
     for message, envelope in Recording(recording):
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
     return state
 
 

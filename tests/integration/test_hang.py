@@ -42,7 +42,7 @@ class Follower:
         for message, envelope in frames:
             at_ns = self.now_ns = max(self.now_ns, envelope.received_ns)
             if isinstance(message, (Hello, Group)):
-                self.groups.apply(message)
+                self.groups.apply_message(message)
             if isinstance(message, Hello):
                 self.liveness.hello(message.rank, at_ns)
             elif isinstance(message, Beat):

@@ -152,7 +152,7 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
     assert job.output().count("started again") + job.output().count("restarts its collector") == 1
     assert "ddpwatch restarts its collector (1 of 3): it died: SIGKILL" in job.output()
     for message, envelope in Recording(file):
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
     steps = {rank: [step.step for step in messages_of(file, Step) if step.rank == rank] for rank in (0, 1)}
     missing = sum(numbers[-1] + 1 - len(numbers) for numbers in steps.values())
     assert state.missing_steps == missing
@@ -219,7 +219,7 @@ def test_one_process_alone(tmp_path: Path) -> None:
         wait_for(lambda: not collector_pids(info.run_id), "the collector ends once it runs again")
     state = RunState()
     for message, envelope in Recording(file):
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
     assert len(state.steps) == 12
     assert state.end is not None
     assert state.end.reason == "finished"

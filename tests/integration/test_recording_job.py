@@ -79,7 +79,7 @@ def test_a_disk_that_fails(strike: Callable[[int, Path], None], words: str, unwa
         assert job.wait() == 0, job.output()
     state = RunState()
     for message, envelope in frames:
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
     assert words in line(state, []).split("recording: ")[1]
     assert same(unwatched, tmp_path / "params.pt")
     if file.exists():

@@ -314,11 +314,11 @@ def test_live_and_replay_agree_after_every_frame(tmp_path: Path) -> None:
         n for n, (m, e) in enumerate(recorded) if (m, e.received_ns) == (frames[0][0], frames[0][1].received_ns)
     )
     for message, envelope in frames:
-        shown.apply(message, envelope.received_ns)
+        shown.apply_message(message, envelope.received_ns)
         lived.append(snapshot(shown))
     replayed = RunState()
     for number, (message, envelope) in enumerate(recorded[offset : offset + len(frames)]):
-        replayed.apply(message, envelope.received_ns)
+        replayed.apply_message(message, envelope.received_ns)
         assert snapshot(replayed) == lived[number]
     assert asdict(summarise(replayed.recent())) == asdict(summarise(shown.recent()))
     assert len(lived) > 90

@@ -185,7 +185,7 @@ def judged(file: Path) -> Iterator[tuple[int, Incident | None]]:
     """Each step of a recording, and which rank is called late once it is there."""
     state, before = RunState(), -1
     for message, envelope in Recording(file):
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
         view = state.newest_step()
         if view is not None and view.step > before:
             before = view.step

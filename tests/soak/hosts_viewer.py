@@ -87,7 +87,7 @@ class Viewer(threading.Thread):
         return found
 
     def _take(self, message: Message, envelope: Envelope) -> None:
-        self._state.apply(message, envelope.received_ns)
+        self._state.apply_message(message, envelope.received_ns)
         self.arrived_s[envelope.received_ns] = time.monotonic()
         if isinstance(message, Step):
             self.seen[message.rank, message.step] += 1

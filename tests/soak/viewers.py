@@ -64,7 +64,7 @@ def read_along(dice: random.Random, stop: threading.Event) -> None:
     with contextlib.closing(LiveSource(info.publish)) as source:
         while time.monotonic() < deadline and state.end is None and not stop.is_set():
             for message, envelope in source.read(0.2):
-                state.apply(message, envelope.received_ns)
+                state.apply_message(message, envelope.received_ns)
 
 
 def visit(ledger: Ledger, kind: str, log: Path, dice: random.Random, stop: threading.Event) -> None:

@@ -101,7 +101,7 @@ def play(job: Job) -> Result:
         result.facts_ns += time.thread_time_ns() - started
         started = time.thread_time_ns()
         for mark in played.marks:
-            diagnosis.apply(mark, mark.end_ns or mark.start_ns)
+            diagnosis.apply_message(mark, mark.end_ns or mark.start_ns)
         diagnosis.add_step(across)
         result.engine_ns += time.thread_time_ns() - started
         result.rank_steps += job.shape.world

@@ -140,7 +140,7 @@ def enveloped(messages: Iterator[Message] | list[Message], every_ms: int = 50) -
 def state_of(messages: Iterator[Message] | list[Message]) -> RunState:
     state = RunState()
     for message, envelope in enveloped(messages):
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
     return state
 
 

@@ -33,7 +33,7 @@ def test_a_step_that_is_dropped(no_collector):
     del view
     for number in range(3, 3 + KEPT.steps):
         for rank in (0, 1):
-            state.apply(step(rank, number), state.now_ns)
+            state.apply_message(step(rank, number), state.now_ns)
     assert dropped() is None
 
 
@@ -69,7 +69,7 @@ def hours():
 def test_hours_of_frames_are_bounded():
     state = RunState()
     for message, now_ns in hours():
-        state.apply(message, now_ns)
+        state.apply_message(message, now_ns)
     assert len(state.layouts) <= 64
     assert max(epoch for *_, epoch in state.layouts) == HOURS * 3600 - 10
     assert len(state.devices) <= 8 + 600 // 10 + 1  # those of the last ten minutes
@@ -82,9 +82,9 @@ def test_large_layouts_are_bounded_by_their_size():
     state = RunState()
     names = [f"{index:01000}" for index in range(4000)]
     for epoch in range(40):
-        state.apply(msgspec.structs.replace(layout(), epoch=epoch, params=names), EPOCH_NS + epoch)
+        state.apply_message(msgspec.structs.replace(layout(), epoch=epoch, params=names), EPOCH_NS + epoch)
     assert sum(len(name) for kept in state.layouts.values() for name in kept.params) <= 32 << 20
     assert (0, 0, 39) in state.layouts
     for epoch in (40, 41):
-        state.apply(msgspec.structs.replace(layout(), epoch=epoch, params=names * 16), EPOCH_NS + epoch)
+        state.apply_message(msgspec.structs.replace(layout(), epoch=epoch, params=names * 16), EPOCH_NS + epoch)
     assert [epoch for *_, epoch in state.layouts] == [41]

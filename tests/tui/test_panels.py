@@ -357,7 +357,7 @@ def test_the_history_works_a_step_out_once_per_rank_that_sends_it():
     assert [point.complete for point in before] == [True] * 29 + [False]
     assert before[-2].overlap == pytest.approx(2 / 3)
     assert before[-1].overlap is None
-    state.apply(step(1, 30), state.now_ns)
+    state.apply_message(step(1, 30), state.now_ns)
     after = history.points(list(state.steps.values()), 2)
     assert all(old is new for old, new in zip(before[:-1], after[:-1], strict=True))
     assert after[-1].complete

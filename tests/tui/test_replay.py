@@ -215,7 +215,7 @@ def shown_at(frames, times_ns):
     for message, envelope in frames:
         while left and envelope.received_ns > left[0]:
             read[left.pop(0)] = shown(state)
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
     return read | dict.fromkeys(left, shown(state))
 
 
@@ -234,7 +234,7 @@ class Player:
         while not isinstance(event := self.events.get(timeout=60), kind):
             if isinstance(event, Frames):
                 for message, envelope in event.frames:
-                    self.state.apply(message, envelope.received_ns)
+                    self.state.apply_message(message, envelope.received_ns)
                 self.feed.taken()
             elif isinstance(event, Rewound):
                 self.state, self.rewound = RunState(), self.rewound + 1

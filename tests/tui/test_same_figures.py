@@ -294,7 +294,7 @@ def test_json_and_library(recording, truth):
     assert open_recording(recording).metrics() == report
     closing = AttachmentBuilder()
     for message, _ in open_recording(recording).frames():
-        closing.apply(message)
+        closing.apply_message(message)
     attached = json.loads(closing.documents()["findings.json"])
     assert attached["overlap"] == pytest.approx(overlap)
     assert [finding["message"] for finding in attached["findings"]] == [f["message"] for f in report["findings"]]
@@ -304,7 +304,7 @@ def test_metrics(recording, truth):
     """What Prometheus gets is in seconds and ratios."""
     state = RunState()
     for message, envelope in open_recording(recording).frames():
-        state.apply(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns)
     values = Meter().read(state)
     (step,), (exposed,), (comm,), (overlap,) = (
         values[name] for name in ("step", "exposed_communication", "communication", "overlap")
@@ -468,7 +468,7 @@ async def test_incidents_and_lost_time(tmp_path, capsys):
 
     live = RunState()
     for message, envelope in Recording(file):
-        live.apply(message, envelope.received_ns)
+        live.apply_message(message, envelope.received_ns)
     names = live.layouts
     assert incidents_of({"incidents": [incident_row(row, names) for row in live.diagnosis.incidents()]}) == rows
     assert lost_row(live.diagnosis.lost()) == report["lost"]

@@ -112,10 +112,10 @@ def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones(monkeypatch):
     monkeypatch.setattr("ddpwatch.analysis.kept_steps.DECODED", decoded)
     state = RunState()
     for rank in range(world):
-        state.apply(hello(rank, world), 1)
+        state.apply_message(hello(rank, world), 1)
     for number in range(kept.of(world) + 3):
         for rank in range(world):
-            state.apply(step(rank, number), 2)
+            state.apply_message(step(rank, number), 2)
     assert len(state.steps) == kept.of(world) == 64
     assert 0 < sum(not view._packed for view in state.steps.values()) <= decoded.of(world) == 2
 

@@ -190,13 +190,15 @@ def test_a_bucket_reduced_twice_in_a_step_is_compared_turn_by_turn() -> None:
 def run(late_ms: float = 0, steps: int = 20) -> ReportBuilder:
     builder = ReportBuilder()
     for rank in (0, 1):
-        builder.apply(Hello(run_id="run", rank=rank, world_size=2, host="node", pid=1, module="GPT", backend="gloo"))
-    builder.apply(
+        builder.apply_message(
+            Hello(run_id="run", rank=rank, world_size=2, host="node", pid=1, module="GPT", backend="gloo")
+        )
+    builder.apply_message(
         Layout(rank=0, params=["w", "b", "v"], buckets=[BucketLayout(0, 1000, [2]), BucketLayout(1, 1000, [0, 1])])
     )
     for number in range(steps):
-        builder.apply(make_step(0, number, status="warmup" if number == 0 else "ok"))
-        builder.apply(make_step(1, number, late_ms=late_ms, status="warmup" if number == 0 else "ok"))
+        builder.apply_message(make_step(0, number, status="warmup" if number == 0 else "ok"))
+        builder.apply_message(make_step(1, number, late_ms=late_ms, status="warmup" if number == 0 else "ok"))
     return builder
 
 
@@ -233,7 +235,7 @@ def test_gradients_that_are_not_reduced_are_said() -> None:
     for rank in (0, 1):
         step = make_step(rank, 50)
         step.reduced = False
-        builder.apply(step)
+        builder.apply_message(step)
     found = findings(builder.report())
     assert [(finding["kind"], finding["severity"]) for finding in found] == [
         ("not_reduced", "error"),
@@ -248,7 +250,7 @@ def test_an_even_run_has_no_straggler() -> None:
 
 def test_a_run_without_a_second_rank_has_dashes_not_zeros() -> None:
     builder = ReportBuilder()
-    builder.apply(make_step(0, buckets=[]))
+    builder.apply_message(make_step(0, buckets=[]))
     report = builder.report()
     row = report["ranks"][0]
     assert (row["late_ms_p50"], row["overlap"], row["overlap_p50"]) == (None, None, None)
@@ -308,12 +310,12 @@ def _numbered(step: Step) -> Step:
 
 def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_older() -> None:
     closing = AttachmentBuilder()
-    closing.apply(hello_of(0, 1))
+    closing.apply_message(hello_of(0, 1))
     for number in range(1, 1 + 2 * ATTACHED_STEPS):
         step = step_of(0, number)
         if number > 64:
             step.status, step.comm_done = "shadow", [None, None]
-        closing.apply(step)
+        closing.apply_message(step)
     found = json.loads(closing.documents()["findings.json"])
     assert found["steps"] == [ATTACHED_STEPS + 1, 2 * ATTACHED_STEPS]
     assert found["overlap"]["ratio"] == pytest.approx(0.75, abs=0.001)
@@ -322,13 +324,13 @@ def test_what_a_recording_says_of_its_newest_steps_rests_on_full_ones_that_are_o
 def test_what_a_recording_says_of_lost_time_is_that_of_its_newest_steps() -> None:
     closing = AttachmentBuilder()
     for rank in (0, 1):
-        closing.apply(hello_of(rank, 2))
+        closing.apply_message(hello_of(rank, 2))
     for number in range(3000):
         for rank in (0, 1):
             step = step_of(rank, number)
             if number % 64:
                 step.status, step.comm_done = "shadow", [None, None]
-            closing.apply(step)
+            closing.apply_message(step)
     found = json.loads(closing.documents()["incidents.json"])
     accounts = {(row["account"], row["phase"]): row["share"] for row in found["lost"]["accounts"]}
     assert ("other", "unseen") not in accounts
@@ -338,13 +340,13 @@ def test_what_a_recording_says_of_lost_time_is_that_of_its_newest_steps() -> Non
 def test_what_a_recording_says_of_a_group_that_is_not_the_default_one() -> None:
     closing = AttachmentBuilder()
     for rank in (0, 1):
-        closing.apply(hello_of(rank, 4))
-        closing.apply(Group(rank=rank, id=7, ranks=[0, 1]))
+        closing.apply_message(hello_of(rank, 4))
+        closing.apply_message(Group(rank=rank, id=7, ranks=[0, 1]))
     for number in range(60):
         for rank in (0, 1):
             step = step_of(rank, number)
             step.comm_group = [7, 7]
-            closing.apply(step)
+            closing.apply_message(step)
     found = json.loads(closing.documents()["incidents.json"])
     assert {row["account"] for row in found["lost"]["accounts"]} >= {"transfer"}
     assert "exposed" not in {row["account"] for row in found["lost"]["accounts"]}
@@ -360,8 +362,8 @@ def test_an_empty_run_has_a_report() -> None:
 def test_ranks_missing_from_a_step_do_not_stop_the_report() -> None:
     builder = run()
     for number in range(100, 103):
-        builder.apply(make_step(0, number))  # rank 1 is gone
-    builder.apply(
+        builder.apply_message(make_step(0, number))  # rank 1 is gone
+    builder.apply_message(
         Bye(rank=1, by="collector", reason="killed", detail="SIGKILL", signal=9, at_ns=1, step=100, phase="sync")
     )
     report = builder.report()
@@ -390,7 +392,7 @@ def test_an_unresolved_step_has_no_figures() -> None:
     report = ReportBuilder()
     for number in range(20):
         changes = {"status": "unresolved", "duration_ns": 0, "cpu_ns": 5, **empty} if number % 2 else {}
-        report.apply(frames.step(0, number, **changes))
+        report.apply_message(frames.step(0, number, **changes))
     built = report.report()
     assert built["steps"]["unresolved"] == 10
     assert built["steps"]["step_ms_p50"] == built["steps"]["step_ms_p90"] == 100.0

@@ -304,7 +304,7 @@ def test_views_and_reports_name_the_candidates() -> None:
     assert errors_ns[3] > 1 * MS
     builder = ReportBuilder()
     for message in messages:
-        builder.apply(message)
+        builder.apply_message(message)
     report = builder.report()
     assert {(row["last_rank"], tuple(row["last_ranks"])) for row in report["buckets"]} == {(None, (1, 2))}
     errors = [row["clock_error_ms"] for row in report["ranks"]]
@@ -320,7 +320,7 @@ def test_too_many_candidates_are_not_named() -> None:
     ranks = [[44.0 if rank == last else 40.0 for rank in range(6)] for last in range(6)]
     builder = ReportBuilder()
     for message in job("abcdef", [*ranks, *[[44.0, 44.1, 44.2, 44.1, 44.0, 40.0]] * 20]):
-        builder.apply(message)
+        builder.apply_message(message)
     report = builder.report()
     assert None not in [row["late_ms_p50"] for row in report["ranks"]]
     for row in report["buckets"]:
@@ -330,7 +330,7 @@ def test_too_many_candidates_are_not_named() -> None:
 def test_one_clock_shows_no_error() -> None:
     builder = ReportBuilder()
     for message in job("aaaa", IN_TURN):
-        builder.apply(message)
+        builder.apply_message(message)
     report = builder.report()
     assert {row["clock_error_ms"] for row in report["ranks"]} == {None}
     assert all("clock" not in " ".join(table.header) for table in tables(report))

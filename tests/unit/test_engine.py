@@ -360,13 +360,13 @@ def test_shares_have_one_base_while_a_hang_lasts():
     found = Run()
     frames = enveloped(run(late_rank=1))
     for message, envelope in frames:
-        found.apply(message, envelope.received_ns)
+        found.apply_message(message, envelope.received_ns)
     since_ns, received_ns = START_NS + 41 * 110 * MS, frames[-1][1].received_ns
     for half_s in range(120):
         waited_ns = half_s * 500 * MS
         for rank, phase in enumerate(("sync", "forward")):
             still = beat(rank, 40, phase, at_ns=since_ns + waited_ns, since_ns=since_ns)
-            found.apply(still, received_ns + waited_ns)
+            found.apply_message(still, received_ns + waited_ns)
     hang, late = (one for one in found.incidents() if one["ranks"] == [1])
     assert (hang["kind"], hang["open"], late["kind"]) == ("hang", True, "straggler")
     total = found.lost()["rank_seconds"] + hang["seconds"]

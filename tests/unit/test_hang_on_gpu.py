@@ -66,12 +66,12 @@ def hang(ahead: int, place: str) -> tuple[list[Message], list[Incident]]:
         waiting.recorder.backward_begin()
     state, sent = RunState(), list[Message]()
     for rank in ranks:
-        state.apply(hello(rank.rank, 2), EPOCH_NS)
+        state.apply_message(hello(rank.rank, 2), EPOCH_NS)
     for beat in range(BEATS):
         for rank in ranks:
             rank.job.gpu.host += BEAT_MS * MS
             for message in rank.send():
-                state.apply(message, EPOCH_NS + beat * BEAT_MS * MS)
+                state.apply_message(message, EPOCH_NS + beat * BEAT_MS * MS)
                 sent.append(message)
     return sent, state.diagnosis.incidents()
 

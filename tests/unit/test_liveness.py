@@ -27,10 +27,10 @@ class Run:
     def __init__(self, world: int = 2, groups: Mapping[int, list[int]] | None = None) -> None:
         self.now_s = 0.0
         known = Groups()
-        known.apply(hello(0, world))
+        known.apply_message(hello(0, world))
         for group, ranks in (groups or {}).items():
             for rank in ranks:
-                known.apply(Group(rank=rank, id=group, ranks=ranks))
+                known.apply_message(Group(rank=rank, id=group, ranks=ranks))
         self.liveness = RankLiveness(known)
         self.places: dict[int, dict[str, Any]] = {}
         for rank in range(world):

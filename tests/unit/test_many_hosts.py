@@ -123,10 +123,10 @@ def starved(number: int) -> Iterator[RankSample]:
 def test_what_a_machine_did_is_found_whatever_its_clock_says() -> None:
     state = RunState()
     for message, received_ns in run(False):
-        state.apply(message, received_ns)
+        state.apply_message(message, received_ns)
         if isinstance(message, Step) and message.rank == 0:
             for sample in starved(message.step):
-                state.apply(sample, received_ns)
+                state.apply_message(sample, received_ns)
     [late] = [incident for incident in state.diagnosis.incidents() if incident.kind == "straggler"]
     assert (late.ranks, late.device[:11]) == ((LATE,), "CPU starved")
 
@@ -159,7 +159,7 @@ def test_attachments_are_those_of_the_ranks_steps() -> None:
     for packed in (False, True):
         builder = AttachmentBuilder()
         for message, _ in run(packed):
-            builder.apply(message)
+            builder.apply_message(message)
         documents.append(builder.documents())
     assert documents[0] == documents[1]
     assert b'"steps":[0,39]' in documents[1]["findings.json"]
@@ -211,13 +211,13 @@ def states_of(state: RunState) -> list[str]:
 def test_ranks_of_a_node_without_connection_are_unseen_until_it_is_back() -> None:
     state = RunState()
     for message, received_ns in run(False)[: -WORLD - 1]:
-        state.apply(message, received_ns)
-    state.apply(node(1, 0), state.now_ns)
+        state.apply_message(message, received_ns)
+    state.apply_message(node(1, 0), state.now_ns)
     assert states_of(state) == ["running"] * WORLD
-    state.apply(node(1, 1, connected=False), state.now_ns + 7 * 10**9)
+    state.apply_message(node(1, 1, connected=False), state.now_ns + 7 * 10**9)
     assert states_of(state) == ["silent", "silent", "unseen", "unseen", "silent", "silent"]
-    state.apply(node(1, 2), state.now_ns)
-    state.apply(beat(2), state.now_ns)
+    state.apply_message(node(1, 2), state.now_ns)
+    state.apply_message(beat(2), state.now_ns)
     assert states_of(state)[2:4] == ["running", "silent"]
     assert state.status_of(2) is RankStatus.RUNNING
 
@@ -225,19 +225,19 @@ def test_ranks_of_a_node_without_connection_are_unseen_until_it_is_back() -> Non
 def test_an_unseen_rank_is_not_said_to_be_late_and_nothing_is_said_to_be_well() -> None:
     state = RunState()
     for message, received_ns in run(False)[: -WORLD - 1]:
-        state.apply(message, received_ns)
+        state.apply_message(message, received_ns)
 
     def found() -> Verdict:
         late = [incident for incident in state.diagnosis.incidents() if incident.kind == "straggler"]
         return state.verdict(summarise(state.recent()), late)
 
     assert (found().kind, found().ranks) == ("straggler", (LATE,))
-    state.apply(node(2, 0, connected=False), state.now_ns)
+    state.apply_message(node(2, 0, connected=False), state.now_ns)
     assert (found().kind, found().ranks) == ("straggler", (LATE,))
-    state.apply(node(1, 0, connected=False), state.now_ns)
+    state.apply_message(node(1, 0, connected=False), state.now_ns)
     assert (found().kind, found().severity, found().ranks, found().rank) == ("unseen", "warn", (2, 3, 4, 5), None)
     assert found().text.startswith("ranks 2–5 are unseen: nothing comes from their host's agent; before that: rank 3")
-    state.apply(node(1, 0), state.now_ns)
+    state.apply_message(node(1, 0), state.now_ns)
     assert found().kind == "straggler"
     healthy = state.verdict(summarise(state.recent()), [])
     assert (healthy.kind, healthy.severity) == ("unseen", "warn")
@@ -247,8 +247,8 @@ def test_an_unseen_rank_is_not_said_to_be_late_and_nothing_is_said_to_be_well() 
 def test_what_agents_have_dropped_is_counted() -> None:
     state = RunState()
     for host, dropped in ((1, 7), (2, 0), (1, 9)):
-        state.apply(msgspec.structs.replace(node(host, 0), dropped=dropped), EPOCH_NS)
-    state.apply(beat(0, dropped=2), EPOCH_NS)
+        state.apply_message(msgspec.structs.replace(node(host, 0), dropped=dropped), EPOCH_NS)
+    state.apply_message(beat(0, dropped=2), EPOCH_NS)
     assert state.dropped == 11
 
 
@@ -258,10 +258,12 @@ def still(state: RunState, seconds: int, nodes: dict[int, Node], beating: Iterab
         received_ns = state.now_ns + 500 * MS
         for rank in beating if half else range(WORLD):
             at_ns = START_NS + received_ns - EPOCH_NS
-            state.apply(beat(rank, STEPS, "sync", at_ns=at_ns, since_ns=START_NS + STEPS * STEP_MS * MS), received_ns)
+            state.apply_message(
+                beat(rank, STEPS, "sync", at_ns=at_ns, since_ns=START_NS + STEPS * STEP_MS * MS), received_ns
+            )
         for message in nodes.values():
-            state.apply(message, received_ns)
-        state.apply(status(), received_ns)
+            state.apply_message(message, received_ns)
+        state.apply_message(status(), received_ns)
 
 
 @pytest.mark.parametrize(("silent_ns", "blamed"), [(0, True), (AGENT_SILENT_NS + 1, False)])
@@ -269,7 +271,7 @@ def test_nobody_is_blamed_for_a_hang_while_a_node_is_unseen(silent_ns: int, blam
     """The same silence of ranks 2 and 3 is a hang if their agent says so, and nothing known if it is silent, too."""
     state = RunState()
     for message, received_ns in run(False)[: -WORLD - 1]:
-        state.apply(message, received_ns)
+        state.apply_message(message, received_ns)
     still(state, 3 * STILL_NS // 10**9, {1: node(1, 10**12, silent_ns=silent_ns)}, (0, 1, 4, 5))
     assert [incident.kind for incident in state.diagnosis.incidents()].count("hang") == blamed
 
@@ -400,7 +402,7 @@ def test_nodes_whose_wall_clocks_differ_are_followed_from_before_their_first_ste
             nodes.write(host, PER_HOST)
         while frames := source.read(0.0):
             for message, envelope in frames:
-                state.apply(message, envelope.received_ns)
+                state.apply_message(message, envelope.received_ns)
         assert state.now_ns <= EPOCH_NS + (number + 1) * STEP_MS * MS
     complete = [across for across in state.steps.values() if len(across) == WORLD]
     assert len(complete) >= STEPS - 3

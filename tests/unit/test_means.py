@@ -83,7 +83,7 @@ def test_communication_is_at_least_what_is_exposed_of_it() -> None:
             step = make_step(rank, number, buckets=[(40, None), (70, None)], status="shadow")
             step.spans[2].end += 80_000_000
             step.duration_ns += 80_000_000
-            builder.apply(step)
+            builder.apply_message(step)
     report = builder.report()
     assert report["phases_ms"]["exposed_comm"] == report["overlap"]["exposed_ms"] == 10
     assert report["overlap"]["comm_ms"] == 35

@@ -104,7 +104,7 @@ def test_who_ran_is_attached(tmp_path: Path) -> None:
     file.close()
     attachments = AttachmentBuilder()
     for message in (hello(), bye):
-        attachments.apply(message)
+        attachments.apply_message(message)
     found = Recording(file.path).attachments()
     assert json.loads(found["run.json"]) == json.loads(attachments.documents()["run.json"])
     assert "findings.json" not in found

@@ -48,7 +48,7 @@ def stragglers_after_full_steps(fleet: Fleet) -> Iterator[list[tuple[int, ...]]]
     state: RunState = state_of([hello(rank, WORLD) for rank in range(WORLD)])
     for played in fleet.play():
         for frame in without_launches(fleet.frames(played)):
-            state.apply(frame, frame.start_ns)
+            state.apply_message(frame, frame.start_ns)
         if played.status == FULL:
             found = state.diagnosis.incidents()
             yield [incident.ranks for incident in found if incident.kind == "straggler" and incident.open]

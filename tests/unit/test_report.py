@@ -291,8 +291,10 @@ def test_an_attachment_knows_why_a_step_was_long() -> None:
             message = replace(message, start_ns=message.start_ns + 900 * MS)
         if isinstance(message, Step) and message.step == 40:
             start_ns = message.start_ns - 900 * MS
-            closing.apply(Mark(rank=message.rank, kind="save", name="c", start_ns=start_ns, end_ns=start_ns + 890 * MS))
-        closing.apply(message)
+            closing.apply_message(
+                Mark(rank=message.rank, kind="save", name="c", start_ns=start_ns, end_ns=start_ns + 890 * MS)
+            )
+        closing.apply_message(message)
     found = json.loads(closing.documents()["incidents.json"])
     paused = [incident for incident in found["incidents"] if incident["phase"] == "checkpoint"]
     assert [(incident["kind"], incident["since_step"]) for incident in paused] == [("pause", 40)]

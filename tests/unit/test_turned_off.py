@@ -28,7 +28,7 @@ MARKS = [
 def test_it_names_what_is_off_on_which_ranks_since_when_and_why() -> None:
     found = TurnedOff()
     for mark in MARKS:
-        found.apply(decode(encode(mark)))
+        found.apply_message(decode(encode(mark)))
     assert [one.message for one in found.found()] == [
         "rank 1 is not watched from step 12 on: KeyError in hooks.close",
         "no bucket layouts of ranks 0, 2 from step 7 on: KeyError: no: such in a.b",
@@ -40,7 +40,7 @@ def test_it_names_what_is_off_on_which_ranks_since_when_and_why() -> None:
 def test_a_report_has_it_among_its_notes() -> None:
     builder = ReportBuilder()
     for mark in MARKS:
-        builder.apply(mark)
+        builder.apply_message(mark)
     report = builder.report()
     assert [note["message"][:24] for note in notes(report)] == ["rank 1 is not watched fr", "no bucket layouts of ran"]
     assert report["off"][1] == {
@@ -56,7 +56,7 @@ def test_the_header_and_the_plain_lines_have_it() -> None:
     state = RunState()
     assert "not watched" not in line(state, [])
     for mark in MARKS:
-        state.apply(mark, 1)
+        state.apply_message(mark, 1)
     assert "  rank 1 not watched; no bucket layouts; " in line(state, [])
     rows = paint_header(Overview(off="no bucket layouts"), 120)
     assert "no bucket layouts" in "".join(text for text, _ in rows[0])

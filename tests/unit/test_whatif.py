@@ -51,7 +51,7 @@ def test_a_recording_reproduces_itself(job: MadeUpJob) -> None:
 def test_exposed_is_what_reports_call_exposed(job: MadeUpJob) -> None:
     asked, builder = WhatIf(job.recorded()), ReportBuilder()
     for message in job.messages():
-        builder.apply(message)
+        builder.apply_message(message)
     assert sum(asked.replayed.exposed) / MS == pytest.approx(builder.report()["overlap"]["exposed_ms"], rel=0.02)
 
 
@@ -90,7 +90,7 @@ def with_several_clocks(job: MadeUpJob, ahead: Mapping[int, int], align: Callabl
     builder = RecordedBuilder()
     for message in job.messages():
         if not isinstance(message, Step):
-            builder.apply(message)
+            builder.apply_message(message)
     for number, ranks in enumerate(job.played()):
         across = StepAcrossRanks(number, comparable=False)
         for step in ranks:

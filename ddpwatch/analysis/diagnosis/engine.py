@@ -87,7 +87,7 @@ class Diagnosis:
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
         self._looked: _Look | None = None  # at what is known so far
 
-    def apply(self, message: Message, received_ns: int) -> None:
+    def apply_message(self, message: Message, received_ns: int) -> None:
         """Takes a message. Steps are compared once `add_step` has them of all ranks.
 
         A mark counts in the step that it lies in, or before which it lies, if it comes before that step.

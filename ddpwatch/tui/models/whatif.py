@@ -176,7 +176,7 @@ class Predictor:
         builder = RecordedBuilder()
         messages: list[Message] = [*evidence.hellos, *evidence.layouts]
         for message in messages:
-            builder.apply(message)
+            builder.apply_message(message)
         for across in evidence.steps:
             across.unpack()
             builder.add_step(across)

@@ -23,7 +23,7 @@ JUMP = 2.0  # standard deviations of what is new in a step: where noise lasts, a
 FEWEST_OVER = 3  # steps that exceed the lowest threshold
 BEFORE = 128  # newest steps before these that show how large noise is, of two ranks
 FEWEST_BEFORE = 32
-OFTEN = 1.25  # times as often late as others is a rank that is looked at
+TIMES_AS_OFTEN = 1.25  # times as often late as others is a rank that is looked at
 SHIFT_MEDIAN = 0.5  # of the mean deviation: what the median is at least, if every step is late
 PINELIS = 2 * exp(3) / 9  # by what a self-normalised sum exceeds a normal distribution's tail at most
 LASTING_CLIP = 6.0  # standard deviations of what is new in a step: so far a jump counts; alone, it names nobody
@@ -46,7 +46,7 @@ def find_shift(noise: GroupNoise, over: Mapping[int, int]) -> tuple[int, Rhythm]
         return None
     least = shift_sure(len(noise.ranks), noise.kept > 0)
     for index in late:
-        often, mask = OFTEN * noise.clean_rate(LOW, index), noise.exceeded[LOW].mask(index, noise.seen)
+        often, mask = TIMES_AS_OFTEN * noise.clean_rate(LOW, index), noise.exceeded[LOW].mask(index, noise.seen)
         for steps, every in LOOKS.items():
             if len(noise.rows) <= steps or (mask & ((1 << steps) - 1)).bit_count() < max(FEWEST_OVER, often * steps):
                 continue

@@ -49,7 +49,7 @@ class TurnedOff:
     def __init__(self) -> None:
         self._marks: dict[str, dict[int, Mark]] = {}
 
-    def apply(self, message: Message) -> None:
+    def apply_message(self, message: Message) -> None:
         """Takes any message."""
         if not isinstance(message, Mark) or not message.off:
             return
