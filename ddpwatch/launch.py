@@ -36,10 +36,8 @@ BOOTSTRAP = Path(__file__).parent / "job" / "path"
 END_GRACE_S = 5.0  # for the collector to close its recording after the job
 RELAY_POLL_S = 0.2
 CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
-OUTPUT_LINES = 20
 TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 FORWARDED = TERMINATING | {signal.SIGUSR1, signal.SIGUSR2}  # schedulers announce a job's time limit with these
-LAUNCHERS = ("torch.distributed.", "accelerate.", "deepspeed.", "ray.")  # modules that start the job's
 KEYS = {signal.SIGINT, signal.SIGQUIT}  # Ctrl-C and Ctrl-\\
 REFUSALS = {
     errno.ENOENT: ("command not found", "give the whole command after --"),
@@ -315,7 +313,7 @@ def _show_output(process: subprocess.Popen[bytes], output: OutputPipe) -> int:
     if over := process.poll() is not None:
         output.wait(END_GRACE_S)
     start, block = output.buffer.newest(0)
-    sys.stdout.buffer.writelines(io.BytesIO(block).readlines()[-OUTPUT_LINES:])
+    sys.stdout.buffer.writelines(io.BytesIO(block).readlines()[-20:])
     offset = _print_from(output.buffer, start + len(block))
     if not over:
         print("ddpwatch: the job goes on; Ctrl-C ends it", file=sys.stderr)
@@ -392,7 +390,8 @@ def _script_of(command: Sequence[str]) -> str:
     for word in words:
         if word in ("-m", "--module"):  # torchrun allows options between that and the module
             word = next((name for name in words if not name.startswith("-")), "")
-            if word and not word.startswith(LAUNCHERS):
+            # Modules that start the job's
+            if word and not word.startswith(("torch.distributed.", "accelerate.", "deepspeed.", "ray.")):
                 return word.replace(".", "-")
         elif word.endswith(".py"):
             return word

@@ -15,7 +15,6 @@ from ddpwatch.wire.messages import Hello, Step, decode
 
 LEAD_STEPS = 2  # from the step that is open to the first of a new budget
 INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello
-LEAD_NS = 50_000_000  # at least; a collector that is held up for longer than that between two lines is rare
 RECENT_STEPS = 16  # by which the length of a step is judged
 HOSTS_LEAD_NS = 500_000_000  # if other hosts have to get it first
 _log = logging.getLogger("ddpwatch.collector")
@@ -37,7 +36,8 @@ class Attention:
         self._run_id = run_id
         self._world_size = world_size
         self._ranks = ranks
-        self.lead_ns = LEAD_NS
+        # At least; a collector that is held up for longer than that between two lines is rare
+        self.lead_ns = 50_000_000
         self._introduced_by = time.monotonic_ns() + INTRODUCED_NS
         self._wanted_ppm = 0
         self._page: LeasePage | None = None

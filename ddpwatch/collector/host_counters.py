@@ -13,7 +13,6 @@ from typing import Any
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 _COUNTERS = ("procs_running", "pswpin", "pswpout")
-_MOST_CGROUPS = 8  # the own one, and those around it
 
 
 class HostCounters:
@@ -78,7 +77,7 @@ def _cgroups_with_quota(proc: Path, cgroups: Path) -> Iterator[Path]:
             continue
         for base in (cgroups / controllers, cgroups / "cpu") if controllers else (cgroups, cgroups / "unified"):
             own = base / path.strip("/")
-            around = [base] if ".." in own.parts else [own, *own.parents][:_MOST_CGROUPS]
+            around = [base] if ".." in own.parts else [own, *own.parents][:8]  # the own one, and those around it
             found = [each for each in around if each.is_relative_to(base) and "nr_periods" in _lines(each / "cpu.stat")]
             yield from found
             if found:

@@ -26,9 +26,6 @@ from ddpwatch.wire.control import Admit, Connect, ControlSocket, Listen, Report,
 from ddpwatch.wire.messages import RANK_MESSAGES, Bye, Device, Group, Hello, Layout, Message, RankSample, decode
 
 UNSEEN_END_S = 60.0  # without anything from a host, its ranks do not keep the run from ending
-UP_S = 2.0  # for an agent's last frames
-SIGNALLED_UP_S = 0.2
-SENT_UP = (*RANK_MESSAGES, Device, RankSample)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -107,7 +104,7 @@ class NodeLinks:
     def send_up(self, message: Message, frame: bytes) -> None:
         """Sends a frame up from an agent, unless it is about this collector."""
         is_own = isinstance(message, Bye) and message.rank is None
-        if self._uplink is not None and isinstance(message, SENT_UP) and not is_own:
+        if self._uplink is not None and isinstance(message, (*RANK_MESSAGES, Device, RankSample)) and not is_own:
             self._uplink.take_frame(message, frame)
 
     def states(self, now_s: float) -> Iterator[Message]:
@@ -137,7 +134,7 @@ class NodeLinks:
 
     def finish(self, signalled: bool) -> None:
         """Lets the root have an agent's rest, if it is there."""
-        deadline = time.monotonic() + (SIGNALLED_UP_S if signalled else UP_S)
+        deadline = time.monotonic() + (0.2 if signalled else 2.0)  # for an agent's last frames
         while self._uplink is not None and not self._uplink.is_done and time.monotonic() < deadline:
             self._uplink.turn()
             self._poller.poll(20)

@@ -13,8 +13,6 @@ from ddpwatch.wire.messages import RankSample
 
 MOST_THREADS = 64  # of a rank
 MOST_READS = 400  # of threads, in one turn over all ranks: 12 µs each, or half a percent of a core
-AUTOGRAD = b"pt_autograd_"  # how torch names the threads that run backwards on GPUs
-_STATUS_BYTES = 8192
 
 
 @dataclass(slots=True)
@@ -88,7 +86,8 @@ def _chosen(folder: str, pid: int, most: int, autograd: dict[str, bool]) -> Sequ
         return threads
     for thread in threads:
         if thread not in autograd:
-            autograd[thread] = _read(f"{folder}/{thread}/comm").startswith(AUTOGRAD)
+            # How torch names the threads that run backwards on GPUs
+            autograd[thread] = _read(f"{folder}/{thread}/comm").startswith(b"pt_autograd_")
     for thread in autograd.keys() - set(threads):
         del autograd[thread]
     return sorted(threads, key=lambda thread: (thread != str(pid), not autograd[thread], int(thread)))[:most]
@@ -130,7 +129,7 @@ def _read(path: str) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(file, _STATUS_BYTES)
+        return os.read(file, 8192)
     except OSError:
         return b""
     finally:

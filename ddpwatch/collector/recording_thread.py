@@ -28,7 +28,6 @@ BACKLOG_BYTES = 64 * 1024 * 1024  # of memory
 DECODED_SHARE = 1 / 64  # of the backlog, that may wait decoded
 RESERVED_BYTES = 64 * 1024 * 1024  # beyond the backlog, for hellos and layouts
 CLOSE_S = 10.0
-SUM_UP_S = 50.0  # more, to diagnose the run: on a machine whose cores are taken, that may last
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -100,7 +99,7 @@ class RecordingThread(threading.Thread):
         self._stopping.set()
         self.join(timeout_s)
         if timeout_s >= CLOSE_S and self._sums_up.is_set():
-            self.join(SUM_UP_S)
+            self.join(50.0)  # more, to diagnose the run: on a machine whose cores are taken, that may last
         if self.is_alive():
             _log.error("recording not closed: the disk did not answer for %.0f s", timeout_s)
 

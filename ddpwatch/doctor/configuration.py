@@ -20,7 +20,6 @@ VARIABLES = (
     "DDPWATCH", "DDPWATCH_CONFIG", "DDPWATCH_DIR", "DDPWATCH_IFNAME", "DDPWATCH_PORTS",
     "DDPWATCH_RECORD_DIR", "DDPWATCH_SECRET_FILE", "DDPWATCH_SSH", "DDPWATCH_STEPS", SECRET, *LIMITS, *INTERNAL,
 )  # fmt: skip
-OFF = ("off", "no", "false", "disabled")
 _section = Section("configuration")
 
 
@@ -56,7 +55,7 @@ def _trouble(name: str, value: str) -> tuple[str, str] | None:
     """Returns what is wrong with the value, and what to do; None if it is valid."""
     if name == "DDPWATCH" and value == "0":
         return "ddpwatch is off, and jobs run unwatched", "unset it to watch jobs"
-    if name == "DDPWATCH" and value.lower() in OFF:
+    if name == "DDPWATCH" and value.lower() in ("off", "no", "false", "disabled"):
         return "jobs are watched all the same", "only DDPWATCH=0 turns ddpwatch off"
     if name == "DDPWATCH_STEPS" and value not in (*LONGEST_WATCHED_PERIOD, "full"):
         return "not a valid choice: it is ignored", "few, all or full"

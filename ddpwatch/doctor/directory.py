@@ -15,8 +15,6 @@ from ddpwatch.doctor.check import Check, Section, error_text
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import blackbox, rundir
 
-LITTLE_SPACE_BYTES = 64 << 20  # as much as a collector retains, and so the largest recording that it leaves here
-LITTLE_INODES = 100
 NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "fuse.sshfs", "panfs")
 ELSEWHERE = ("/tmp", "/dev/shm", "/var/tmp")
 _ANYWHERE_ELSE = "set DDPWATCH_DIR to a directory that you own, on a local disk or a tmpfs, for jobs and viewers alike"
@@ -91,9 +89,9 @@ def path_length(path: Path, trouble_of_long_ids: str, trouble_of_short_ids: str)
 def free_space(nbytes: int, inodes: int | None) -> Check:
     """Returns whether the directory has space; ``inodes`` is None where the file system does not count them."""
     hint = "make space there, or set DDPWATCH_DIR to another directory, for jobs and viewers alike"
-    if inodes is not None and inodes < LITTLE_INODES:
+    if inodes is not None and inodes < 100:
         return _section.warn("free space", f"{size(nbytes)}, but inodes for {inodes} files only", hint)
-    if nbytes < LITTLE_SPACE_BYTES:
+    if nbytes < (64 << 20):  # as much as a collector retains, and so the largest recording that it leaves here
         text = f"{size(nbytes)}: may not be enough for what a collector leaves for late viewers"
         return _section.warn("free space", text, hint)
     return _section.ok("free space", size(nbytes))

@@ -22,7 +22,6 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.wire.messages import ClockExchange, type_name
 
 FORMATS = ("chrome", "csv", "parquet", "ndjson")
-_BATCH = 20_000
 
 
 def export(recording: Recording, form: str, out: Path, selection: Selection, anonymize: bool = False) -> list[str]:
@@ -138,7 +137,7 @@ def _parquet_writer() -> Callable[[Iterable[TableRow], type[TableRow], Path], in
         schema = pyarrow.schema([(name, _arrow_type(hint, pyarrow)) for name, hint in get_type_hints(kind).items()])
         count, source = 0, iter(found)
         with pyarrow.parquet.ParquetWriter(str(path), schema, compression="zstd") as writer:
-            while batch := list(itertools.islice(source, _BATCH)):
+            while batch := list(itertools.islice(source, 20_000)):
                 try:
                     table = pyarrow.table(columns(batch, kind), schema=schema)
                 except OverflowError as error:

@@ -13,7 +13,6 @@ import ddpwatch
 from ddpwatch.integrations.closing import closing
 
 _log = logging.get_logger("transformers.ddpwatch")
-_LAST_LOG = "train_runtime"  # a key of the log with which a training ends, before other callbacks close
 
 
 class TransformersCallback(TrainerCallback):
@@ -54,7 +53,8 @@ class TransformersCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Adds the figures to the last log, on one rank."""
-        found = closing() if state.is_world_process_zero and _LAST_LOG in (logs or {}) else None
+        # A key of the log with which a training ends, before other callbacks close
+        found = closing() if state.is_world_process_zero and "train_runtime" in (logs or {}) else None
         if found is None:
             return
         if self.trainer is not None:

@@ -16,8 +16,6 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.job import output_copy
 from ddpwatch.job.output_copy import CUT, DONE, MISSING, OLDER, TOTAL, OutputBuffer, copy_output, older_part
 
-PIPE_BYTES = 1024 * 1024  # what Linux lets any user have; a long line is then written in one piece
-
 
 class OutputPipe:
     """The output of one job.
@@ -43,7 +41,8 @@ class OutputPipe:
             why = f"cannot take the job's output: {error.strerror}"
             raise DdpwatchError(why, "look at `ulimit -a`, or leave the output in this terminal: --headless") from error
         with contextlib.suppress(OSError):  # the user has too many such pipes
-            fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            # What Linux lets any user have; a long line is then written in one piece
+            fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, 1024 * 1024)
         self._thread = threading.Thread(target=self._copy, daemon=True)
 
     def start_copy(self) -> None:

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 BLOCK_BYTES = 65_536  # the most that is added at once, and shown
-WRITE_BYTES = 1024 * 1024
 HEADER_BYTES = 4096
 CAPACITY_BYTES = 4 * 1024 * 1024
 PART_BYTES = 32 * 1024 * 1024  # of the file; there are at most two parts
@@ -143,7 +142,7 @@ class FileCopy:
 
     def _write_all(self) -> None:
         while True:
-            start, block = self._buffer.read(self._offset, WRITE_BYTES)
+            start, block = self._buffer.read(self._offset, 1024 * 1024)
             if not block and self._file is not None:
                 return
             file = self._opened()

@@ -17,9 +17,7 @@ from ddpwatch.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-EVERY_MS = 10_000
 TIMEOUT_S = 5.0
-METRICS_PATH = "/v1/metrics"
 _UNITS = {"seconds": "s", "ratio": "1", "bytes_per_second": "By/s", "": "1"}
 
 
@@ -32,11 +30,11 @@ def metrics_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{text!r} is not a collector's URL", "give e.g. --otlp http://127.0.0.1:4318")
-    return text if parts.path.strip("/") else text.rstrip("/") + METRICS_PATH
+    return text if parts.path.strip("/") else text.rstrip("/") + "/v1/metrics"
 
 
 @contextmanager
-def pushing(board: Board, url: str, every_ms: float = EVERY_MS) -> Iterator[str]:
+def pushing(board: Board, url: str, every_ms: float = 10_000) -> Iterator[str]:
     """Pushes the board's values every few seconds, and at the end; gives the URL.
 
     Raises:

@@ -13,8 +13,6 @@ import wrapt
 from torch.autograd import Variable
 
 on_graph_end = Variable._execution_engine.queue_callback  # only from within a backward
-MAX_NESTED = 10_000  # objects in one output
-_HOOK_ID = -1  # among a tensor's hooks; handles count from 0
 
 
 def add_gradient_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> None:
@@ -23,7 +21,8 @@ def add_gradient_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> None:
     if add is None or type(tensor) is not torch.Tensor or tensor._backward_hooks is not None:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         return
-    tensor._backward_hooks = OrderedDict({_HOOK_ID: hook})  # a later hook of the user's goes there, too
+    # Among a tensor's hooks; handles count from 0
+    tensor._backward_hooks = OrderedDict({-1: hook})  # a later hook of the user's goes there, too
     add(tensor)
 
 
@@ -33,7 +32,7 @@ def tensors_in(output: Any) -> Iterator[torch.Tensor]:
         yield output
         return
     left, seen = [output], set[int]()
-    while left and len(seen) < MAX_NESTED:
+    while left and len(seen) < 10_000:  # objects in one output
         item = left.pop()
         if isinstance(item, torch.Tensor):
             yield item

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-TOOL = "ddpwatch"
 _TOOL_IDS = (4, 3)  # of six: debuggers, coverage, profilers and optimizers expect to find theirs, also later on
 Place = tuple[Any, str]  # a module or class, and the name by which the function is found there
 
@@ -136,7 +135,7 @@ def _take_tool() -> int | None:
     """Returns an id for our callbacks, or None."""
     for tool in _TOOL_IDS if _monitoring is not None else ():
         try:
-            _monitoring.use_tool_id(tool, TOOL)
+            _monitoring.use_tool_id(tool, "ddpwatch")
         except ValueError:
             continue
         _call_back(tool, _on_start, _on_return, _on_unwind)

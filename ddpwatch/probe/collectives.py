@@ -70,9 +70,6 @@ def issued_anywhere() -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-MAX_UNISSUED = 64  # collectives that were seen before their launch and not after it: each has failed
-
-
 class GroupHooks:
     """Sees what a comm hook issues on its process group, on torch ≥ 2.14. The user's hook runs as it is.
 
@@ -137,7 +134,8 @@ class GroupHooks:
         tensors = _reduced_by(args) if observer.is_reducing else []
         at = observer.before_launch() if tensors else 0
         if at:
-            if len(self._unissued) > MAX_UNISSUED:
+            # Collectives that were seen before their launch and not after it: each has failed
+            if len(self._unissued) > 64:
                 self._unissued.clear()
             self._unissued[args.op_id] = (sum(map(nbytes_of, tensors)), at)
 

@@ -16,7 +16,6 @@ import torch
 from ddpwatch.probe.cuda import CudaClock, CudaEvent
 
 THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
-MAX_STREAMS = 256  # that are remembered; torch's pools have 32 per priority
 
 
 def cuda_clock(device: torch.device) -> CudaClock:
@@ -41,7 +40,7 @@ def current_stream_of(device: torch.device) -> Callable[[], torch.cuda.Stream]:
         key = current(device.index)
         stream = known.get(key)
         if stream is None:
-            if len(known) >= MAX_STREAMS:
+            if len(known) >= 256:  # that are remembered; torch's pools have 32 per priority
                 known.clear()
             stream = known[key] = torch.cuda.current_stream(device)
         return stream

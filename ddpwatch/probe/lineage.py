@@ -15,8 +15,6 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import clock, rundir
 from ddpwatch.run.regular import read_regular
 
-_NOTE_BYTES = 256  # more than a run id has
-
 
 def succeed(run_id: str, session: int, leaves_note: bool = True) -> str:
     """Leaves a note of the run for the next rank in this place below torchrun. It reads and writes files.
@@ -57,7 +55,7 @@ def _note() -> Path | None:
 def _read(note: Path) -> str:
     """Returns the run that a note names; empty if it names none. Waits for nobody, whatever is there."""
     try:
-        return rundir.check_run_id(read_regular(note, _NOTE_BYTES, os.O_NOFOLLOW).decode())
+        return rundir.check_run_id(read_regular(note, 256, os.O_NOFOLLOW).decode())  # more than a run id has
     except (OSError, ValueError, DdpwatchError):
         return ""
 

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ddpwatch")
 _sessions = 0
-HARD_EXIT_S = 0.9  # which ``os._exit`` may take: to send what is left, or for a collector that is about to be there
 
 
 class ProbeSession:
@@ -298,7 +297,8 @@ class ProbeSession:
         error = sys.exc_info()[1]
         self._exit_code = code
         self._ended_by = error if code and isinstance(error, Exception) else None
-        self.close(HARD_EXIT_S)
+        # Which ``os._exit`` may take: to send what is left, or for a collector that is about to be there
+        self.close(0.9)
 
     def end(self, error: BaseException | None) -> None:
         """Closes where the interpreter does not note what has ended the training."""

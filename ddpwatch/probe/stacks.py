@@ -14,7 +14,6 @@ from ddpwatch.sampling.stillness import Stillness
 from ddpwatch.wire.messages import Beat, Stack, Step
 
 MAX_TEXT = 32_768
-MAX_DUMP_BYTES = 4 * 1024 * 1024
 REST_NS = 30_000_000_000  # between two
 
 
@@ -64,7 +63,7 @@ def dump(thread: int) -> tuple[str, int]:
         file = os.memfd_create("ddpwatch-stack")
         try:
             faulthandler.dump_traceback(file=file, all_threads=True)
-            return in_order(os.pread(file, MAX_DUMP_BYTES, 0).decode("ascii", "replace"), thread)
+            return in_order(os.pread(file, 4 * 1024 * 1024, 0).decode("ascii", "replace"), thread)
         finally:
             os.close(file)
     return "", 0

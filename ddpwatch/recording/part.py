@@ -35,8 +35,6 @@ from ddpwatch.recording.writer import SCHEMA_MINOR
 from ddpwatch.wire.messages import SCHEMA_VERSION
 from ddpwatch.wire.transport import Frame
 
-_PEEK_RECORDS = 8  # the metadata is the second record, so a foreign file need not be searched to its end
-
 
 class Part:
     """One file.
@@ -134,7 +132,8 @@ class Part:
                 what = "is empty" if not head else "is not an MCAP recording"
                 raise UsageError(f"{self.path}: {what}", "give a file that was written with --record")
             with contextlib.suppress(*BROKEN):
-                for record in itertools.islice(records(file.fileno()), _PEEK_RECORDS):
+                # The metadata is the second record, so a foreign file need not be searched to its end
+                for record in itertools.islice(records(file.fileno()), 8):
                     if record.opcode == Opcode.METADATA and (metadata := metadata_of(record)).name == "ddpwatch":
                         return dict(metadata.metadata)
         raise UsageError(

@@ -9,7 +9,6 @@ from ddpwatch.recording.container import NO_STEP, ChunkRow, kind_bit
 from ddpwatch.wire.messages import Beat, Bye, Group, Hello, Layout, Mark, Message, Step
 
 CONTEXT = (Hello, Group, Layout, Bye, Mark)
-_ALWAYS = (Hello, Group, Layout, Bye)
 _ALWAYS_KINDS = sum(kind_bit(kind) for kind in ("hello", "group", "layout", "bye"))
 _MARK = kind_bit("mark")
 _STEPS = kind_bit("step") | kind_bit("node_step")
@@ -84,7 +83,7 @@ class Selection:
         rank = getattr(message, "rank", None)
         if self.ranks is not None and rank is not None and rank not in self.ranks:
             return False
-        if isinstance(message, _ALWAYS):
+        if isinstance(message, (Hello, Group, Layout, Bye)):
             return self.context
         if received_ns < self.start_ns:
             return False

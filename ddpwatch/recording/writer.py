@@ -23,7 +23,6 @@ from ddpwatch.version import __version__
 from ddpwatch.wire.messages import MESSAGE_TYPES, SCHEMA_VERSION, FrameError, Message, NodeStep, Step, decode, type_name
 from ddpwatch.wire.transport import Envelope
 
-PROFILE = "ddpwatch"
 SCHEMA_MINOR = 0  # grows with additions that an older reader may skip
 _SCHEMAS: dict[str, bytes] = {}
 
@@ -64,7 +63,7 @@ class RecordingWriter:
             **(about or {}),
         }
         try:
-            self._writer = McapWriter(self._file, PROFILE, f"ddpwatch {__version__}")
+            self._writer = McapWriter(self._file, "ddpwatch", f"ddpwatch {__version__}")
             self._writer.add_metadata("ddpwatch", head)
             self.frames = 0
             self.flush()

@@ -17,18 +17,16 @@ STILL_NS: Final = 3_000_000_000
 STILL_STEPS: Final = 2.0  # how many steps' time a rank may stand still where steps are long
 START_NS: Final = 60_000_000_000  # before the first step ends: libraries load, connections are made
 DATA_NS: Final = 30_000_000_000  # in which all ranks may wait for data, or be between steps
-AWAITED_DATA_NS: Final = 7_000_000_000  # in which one may wait for data while others wait for it
 LASTING_NS: Final = 600_000_000_000  # NCCL's own patience
 ENDLESS_NS: Final = 1 << 62
 _PATIENCE_NS: Final = {
-    "data": AWAITED_DATA_NS,
+    "data": 7_000_000_000,  # in which one may wait for data while others wait for it
     "save": LASTING_NS,
     "compile": LASTING_NS,
     "validation": LASTING_NS,
     "graph": ENDLESS_NS,
     NO_LONGER_WATCHED: ENDLESS_NS,
 }
-_NEWEST = 8  # steps whose median says how long one takes
 
 
 class Stillness:
@@ -42,7 +40,7 @@ class Stillness:
     def __init__(self) -> None:
         self.beat: Beat | None = None
         self.since_ns = 0
-        self._steps: deque[int] = deque(maxlen=_NEWEST)
+        self._steps: deque[int] = deque(maxlen=8)  # steps whose median says how long one takes
 
     def add_step(self, step: Step) -> None:
         """Takes the rank's next step."""

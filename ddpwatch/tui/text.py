@@ -10,8 +10,6 @@ from rich.cells import cell_len
 
 from ddpwatch.common.text import clean
 
-_COMBINING = ("Mn", "Me")
-
 
 def shorten_name(name: str, width: int) -> str:
     """Makes a name from a frame safe to draw: without control, bidi, zero-width and combining characters.
@@ -20,7 +18,7 @@ def shorten_name(name: str, width: int) -> str:
     """
     harmless = clean(name[: 8 * max(width, 0) + 64])
     if not harmless.isascii():
-        harmless = "".join(c for c in harmless if unicodedata.category(c) not in _COMBINING and cell_len(c) > 0)
+        harmless = "".join(c for c in harmless if unicodedata.category(c) not in ("Mn", "Me") and cell_len(c) > 0)
     return shorten(harmless, width)
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Recording
 
 EVERY_S = 2.0
-AFTER_END_S = 0.3  # after the run's end, for the last status of its recording
 INDENT = " " * 10  # of lines about incidents: as far as the step
 HEADER = (
     f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'full':>5}  {'drops':>5}  "
@@ -186,7 +185,7 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
             if time.monotonic() >= due and state.frames:
                 yield from run.lines()
                 due = time.monotonic() + EVERY_S
-        for message, envelope in source.read(AFTER_END_S):
+        for message, envelope in source.read(0.3):  # after the run's end, for the last status of its recording
             state.apply_message(message, envelope.received_ns)
     finally:
         source.close()

@@ -47,7 +47,6 @@ __all__ = ["RankState", "RankStatus", "RunState", "StepAcrossRanks"]
 
 KEEP_SAMPLES = 65_536  # of all devices, some 1 kB each
 KEEP_MARKS = 1000
-KEEP_ENDS = 100
 SILENT_NS = 3_000_000_000
 WAITING_NS = 1_000_000_000
 
@@ -115,7 +114,7 @@ class RunState:
     frames: int = 0
     nodes: dict[int, Node] = field(default_factory=dict)
     marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=KEEP_MARKS))
-    ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=KEEP_ENDS))
+    ends: deque[Bye] = field(default_factory=lambda: deque(maxlen=100))
     off: TurnedOff = field(default_factory=TurnedOff)
     status: Status | None = None
     end: Bye | None = None

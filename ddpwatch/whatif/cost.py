@@ -24,7 +24,6 @@ LATENCY_PRIOR_NS, RATE_PRIOR = 2e6, 0.05
 LATENCY_DOUBT = 0.5  # of it: what a line through two sizes leaves at zero bytes may be what bytes take
 QUEUE_DOUBT = 0.4  # of what a collective loses to another one: the first of two may lose nothing
 EVEN_ROUNDS = 4  # over all pairs, as what one gets changes what its neighbours get
-GLOO_THREADS = 2
 FEWEST_PAIRS = 20
 MOST_LOSS = 0.67  # three times as long
 LEAST_SPREAD = 0.05  # sum of squares, of shares from 0 to 1
@@ -249,7 +248,7 @@ def hops_of(ranks: int, backend: str) -> float:
 
 def workers_of(backend: str) -> int:
     """Returns how many collectives of a group are in flight at once: NCCL has one stream for them, Gloo two threads."""
-    return GLOO_THREADS if backend == "gloo" else 1
+    return 2 if backend == "gloo" else 1
 
 
 def in_service(launches: Sequence[float], dones: Sequence[float], workers: int) -> list[float]:

@@ -36,7 +36,6 @@ FEWEST_SIZES = 8
 LEAST_REDUCES = 13  # per size: one to see how long it takes, three alone, three beside compute, three pairs
 HOOK_BYTES = 16 << 20  # of gradients, for what comm hooks compute
 BUCKET_BYTES = 4 << 20  # of those, in one bucket, or one matrix
-POWERSGD_RANKS = (1, 2)
 COMPUTE_S = 0.05
 MATRIX_ROWS = 256
 
@@ -126,7 +125,7 @@ class Sweep:
             if len(sizes) >= FEWEST_SIZES and self._too_long(sizes[-1], nbytes, started):
                 break
             sizes.append(self._size(nbytes))
-        power_sgd = {f"powersgd-{rank}": self._power_sgd(rank) for rank in POWERSGD_RANKS}
+        power_sgd = {f"powersgd-{rank}": self._power_sgd(rank) for rank in (1, 2)}
         return Wire(
             backend=str(dist.get_backend()),
             world_size=dist.get_world_size(),
@@ -135,7 +134,9 @@ class Sweep:
             device=self._device.type,
             sizes=sizes,
             compute_beside=self._compute_beside(),
-            encode_ns_per_byte={name: self._cast(dtype) for name, dtype in _CASTS}
+            encode_ns_per_byte={
+                name: self._cast(dtype) for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))
+            }
             | {name: sum(parts) for name, parts in power_sgd.items()},
             launch_share={name: parts[0] / sum(parts) for name, parts in power_sgd.items() if sum(parts)},
         )
@@ -294,9 +295,6 @@ class Sweep:
         longest = torch.tensor(seconds, device=self._device, dtype=torch.float64)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         return longest.item()
-
-
-_CASTS = (("fp16", torch.float16), ("bf16", torch.bfloat16))
 
 
 def _wait(work: dist.Work | None) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from ddpwatch.common.text import clean, number, percent, table
 
-BEST_SHOWN = 5
 BOUND = "(the bound)"
 
 
@@ -45,7 +44,7 @@ def _best(scenarios: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if scenario["gain_ms"] > 0 and not again and BOUND not in scenario["change"]:
             found.append(scenario)
     bound = [scenario for scenario in scenarios if BOUND in scenario["change"]]
-    return found[:BEST_SHOWN] + bound
+    return found[:5] + bound
 
 
 def _row(found: dict[str, Any]) -> list[str]:

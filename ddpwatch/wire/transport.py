@@ -34,8 +34,6 @@ LIVE: Final = b"live"
 SNAPSHOT: Final = b"snap."
 WANT: Final = b"want."
 RANK_QUEUE: Final = 1000
-COLLECTOR_QUEUE: Final = 1000  # frames per connection; when the collector does not keep up, more wait in the rank
-RANK_LINGER_MS: Final = 500  # for which an ending rank waits for a collector that is still starting, or dead
 VIEWER_QUEUE: Final = 6_000  # messages: up to 384,000 frames, or 375 MiB of frames that are no larger than a message
 PUBLISHED_FRAMES: Final = 64  # in a message, at most
 PUBLISHED_BYTES: Final = 64 * 1024  # in a message, unless its only frame is larger
@@ -199,7 +197,8 @@ def rank_push(context: Context) -> Socket:
 
     Queues at most `RANK_QUEUE` frames and hardly delays the process's exit.
     """
-    socket = _socket(context, zmq.PUSH, SNDHWM=RANK_QUEUE, LINGER=RANK_LINGER_MS, RECONNECT_IVL=50)
+    # For which an ending rank waits for a collector that is still starting, or dead
+    socket = _socket(context, zmq.PUSH, SNDHWM=RANK_QUEUE, LINGER=500, RECONNECT_IVL=50)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
     return socket
 
@@ -238,7 +237,8 @@ class ConnectionMonitor:
 
 def collector_pull(context: Context) -> Socket:
     """Returns the collector's socket for frames from ranks, still to be bound."""
-    return _socket(context, zmq.PULL, RCVHWM=COLLECTOR_QUEUE, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
+    # Frames per connection; when the collector does not keep up, more wait in the rank
+    return _socket(context, zmq.PULL, RCVHWM=1000, LINGER=0, MAXMSGSIZE=TRANSPORT_LIMIT)
 
 
 def collector_publish(context: Context, endpoint: str) -> Socket:

@@ -10,7 +10,6 @@ from ddpwatch.analysis.diagnosis.words.incident_news import waited_for
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 
 SEVERITIES = ("error", "warning", "info")
-SCATTERED = ("death", "not_reduced")  # these strike single steps, not all between the first and the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,8 @@ def struck(incident: Incident, newest: int) -> Sequence[int]:
         return incident.struck
     if incident.period is not None:
         return range(since, until + 1, incident.period)
-    if incident.kind in SCATTERED and incident.steps <= until - since:
+    # These strike single steps, not all between the first and the last
+    if incident.kind in ("death", "not_reduced") and incident.steps <= until - since:
         return sorted({since, until})
     return range(since, until + 1)
 

@@ -30,10 +30,7 @@ from ddpwatch.tui.models.verdict_facts import VerdictFacts, standstill_ns, stuck
 from ddpwatch.viewer.state import RankState, RankStatus, RunState, StepAcrossRanks
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Hello, Status
 
-LOOK_BACK_STEPS = 130  # at least one of every 64 is recorded in full
 SUMMARY_NS = 500_000_000
-MOST_WORST = 64  # ranks that a table may begin with
-_TROUBLED = (RankStatus.SILENT, RankStatus.UNSEEN)
 
 
 class Link(str, Enum):
@@ -319,7 +316,8 @@ def step_to_show(state: RunState) -> StepAcrossRanks | None:
     newest = state.newest_step()
     if newest is None or newest.timed:
         return newest
-    older = (step for step in islice(reversed(state.steps.values()), LOOK_BACK_STEPS) if step.step < newest.step)
+    # At least one of every 64 is recorded in full
+    older = (step for step in islice(reversed(state.steps.values()), 130) if step.step < newest.step)
     return next((step for step in older if step.timed and step.members >= newest.members), newest)
 
 
@@ -333,12 +331,13 @@ def _worst(state: RunState, lines: RankLines, named: Sequence[int], cost: Mappin
     order = [*sorted(named, key=lambda rank: -cost.get(rank, 0)), *filter(partial(_troubled, state), lines.ranks)]
     order += sorted(cost, key=lambda rank: -cost[rank])
     shown = set(lines.ranks)
-    return tuple(lines.of(rank) for rank in islice(filter(shown.__contains__, dict.fromkeys(order)), MOST_WORST))
+    # Ranks that a table may begin with
+    return tuple(lines.of(rank) for rank in islice(filter(shown.__contains__, dict.fromkeys(order)), 64))
 
 
 def _troubled(state: RunState, rank: int) -> bool:
     bye = state.ranks[rank].bye
-    return state.status_of(rank) in _TROUBLED if bye is None else bye.reason != "finished"
+    return state.status_of(rank) in (RankStatus.SILENT, RankStatus.UNSEEN) if bye is None else bye.reason != "finished"
 
 
 def lines_shown(model: Overview, first: int | None, room: int) -> Sequence[RankLine]:

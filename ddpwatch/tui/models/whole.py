@@ -15,8 +15,6 @@ from ddpwatch.tui.models.steps import is_slow
 from ddpwatch.wire.transport import Frame
 
 WORK_S, REST_S = 0.004, 0.002  # the screen shares the interpreter with this thread
-KEEP_UNUSUAL = 10_000
-MEDIAN_STEPS = 64
 
 
 class WholeRecording:
@@ -33,9 +31,9 @@ class WholeRecording:
 
     def __init__(self, frames: Callable[[], Iterable[Frame]], span_ns: Callable[[], tuple[int, int]]) -> None:
         self.result = Diagnosed(progress=0.0)
-        self.unusual: deque[int] = deque(maxlen=KEEP_UNUSUAL)
+        self.unusual: deque[int] = deque(maxlen=10_000)
         self._frames, self._span_ns = frames, span_ns
-        self._durations: deque[int] = deque(maxlen=MEDIAN_STEPS)
+        self._durations: deque[int] = deque(maxlen=64)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name="ddpwatch-diagnosis", daemon=True)
 

@@ -12,8 +12,6 @@ from ddpwatch.tui.models.overview import RankLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import shorten_host, shorten_name
 
-SLOWEST = "◀"
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -98,7 +96,7 @@ def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column], host: i
         pid = f" / {_number(row.pid)}" if host >= _HOST else ""
         canvas.put(7, y, shorten_host(row.host, host - 1 - len(pid)) + pid, "dim")
     if row.slowest:
-        canvas.put(5, y, SLOWEST, "bad")
+        canvas.put(5, y, "◀", "bad")
     x = _figures_at(canvas, columns, host)
     room = x - host - 8
     brief = cell_len(row.status) > room and row.severity == "warn"

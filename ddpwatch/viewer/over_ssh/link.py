@@ -26,7 +26,6 @@ PAUSES_S = (1.0, 2.0, 5.0, 10.0)  # between two attempts to connect again
 GIVE_UP_S = 600.0  # after so long without a connection
 SILENT_S = 30.0  # the collector sends twice a second; after so long without a byte, the connection counts as dead
 ENDED_S = 1.0  # in which ssh ends after it has closed its output
-STDERR_BYTES = 4096
 
 
 class SshLink:
@@ -195,7 +194,7 @@ class SshLink:
     def _read_stderr(self, file: int) -> None:
         said = os.read(file, 1 << 16)
         self._stderr_open = bool(said)
-        self._stderr = (self._stderr + said)[-STDERR_BYTES:]
+        self._stderr = (self._stderr + said)[-4096:]
 
     def _ending(self) -> Ending:
         """Returns why ssh has closed its output."""

@@ -15,7 +15,6 @@ from ddpwatch.run.rundir import RunInfo
 from ddpwatch.viewer.over_ssh import protocol
 from ddpwatch.wire import transport
 
-POLL_MS = 500
 BATCH = 1000  # messages between two looks at stdin
 
 
@@ -49,7 +48,7 @@ class Relay:
         poller.register(self._in, zmq.POLLIN)
         signal.alarm(protocol.VIEWER_GONE_S)
         while True:
-            ready = dict(poller.poll(POLL_MS))
+            ready = dict(poller.poll(500))
             if self._in in ready and not self._take_requests():
                 return
             self._pass_on()

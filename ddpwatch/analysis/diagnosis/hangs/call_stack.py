@@ -8,7 +8,6 @@ from pathlib import PurePath
 
 from ddpwatch.wire.messages import Stack
 
-KEEP_FRAMES = 32
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.+)$')
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/|/ddpwatch/probe/"
@@ -49,7 +48,7 @@ def call_stack(stack: Stack) -> CallStack | None:
     own = next((frame for frame in found if not _LIBRARY.search(frame[0])), found[0])
     return CallStack(
         at_ns=stack.at_ns,
-        frames=tuple(f"{file}:{line} in {function}" for file, line, function in found[:KEEP_FRAMES]),
+        frames=tuple(f"{file}:{line} in {function}" for file, line, function in found[:32]),
         site=f"{PurePath(own[0]).name}:{own[1]} in {own[2]}",
         in_collective=_COLLECTIVE.search(found[0][0]) is not None,
     )

@@ -10,7 +10,6 @@ from ddpwatch.analysis.diagnosis.hangs.blame import Counts, behind, counts_of
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.wire.messages import Beat, Step
 
-KEEP_BEATS = 16  # per rank, the newest: about eight seconds; of what lasts longer, the hang says who it was
 SILENT_NS = 1_500_000_000  # two heartbeats are missing then
 
 _Beat = tuple[int, Beat]  # and when it was, since the step started (ns)
@@ -30,7 +29,8 @@ class HeldUp:
     def beat(self, beat: Beat) -> None:
         """Takes a rank's next heartbeat."""
         if beat.rank not in self._beats:
-            self._beats[beat.rank] = deque(maxlen=KEEP_BEATS)
+            # Per rank, the newest: about eight seconds; of what lasts longer, the hang says who it was
+            self._beats[beat.rank] = deque(maxlen=16)
         self._beats[beat.rank].append(beat)
 
     def by(self, across: StepAcrossRanks, excess_ns: int) -> int | None:

@@ -6,7 +6,6 @@ _NAMES = {
     "jitter": "waiting for whichever rank was last", "transfer": "exposed transfer",
     "exposed": "exposed communication", "startup": "warm-up",
 }  # fmt: skip
-_PAUSES = {"gc": "garbage collection", "checkpoint": "checkpoints"}
 _OTHER = {
     "between": "between optimizer and forward", "unwatched": "longer in unwatched steps", "unseen": "not seen",
     "aborted": "aborted steps",
@@ -19,7 +18,7 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
         case "waiting":
             return f"waiting for rank {rank}"
         case "pause":
-            return _PAUSES.get(phase, phase)
+            return {"gc": "garbage collection", "checkpoint": "checkpoints"}.get(phase, phase)
         case "other":
             return _OTHER.get(phase, "the rest")
         case "compute":
