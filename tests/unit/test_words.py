@@ -1,0 +1,70 @@
+"""Names of modules, classes, functions and methods use the field's words, as docs/glossary.md has them."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddpwatch
+
+PACKAGE = Path(ddpwatch.__file__).parent
+GLOSSARY = (PACKAGE.parent / "docs" / "glossary.md").read_text()
+INSTEAD = {
+    "guest": "agent", "desk": "rendezvous server", "mailbox": "store requests", "inbox": "request queue",
+    "outbox": "send queue", "heir": "successor", "calm": "undisturbed", "memory": "correlation time",
+}  # fmt: skip
+VAGUE = {"add", "apply", "take"}  # a method says what
+AS_TORCH_HAS_IT = {"StoreConnection.add"}  # a c10d store's
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """What has a name in the package, and where."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = str(path.relative_to(PACKAGE))
+        yield file, path.stem
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield f"{file}:{node.lineno}", node.name
+                yield from (
+                    (f"{file}:{method.lineno}", f"{node.name}.{method.name}")
+                    for method in node.body
+                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+                )
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{file}:{node.lineno}", node.name
+
+
+def words(name: str) -> set[str]:
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return {part.lower().removesuffix("s") for part in parts} | {part.lower() for part in parts}
+
+
+@pytest.mark.parametrize("name", ["Guest", "ask_desk", "_heirs", "CalmRows", "estimate_memory"])
+def test_a_word_of_our_own_is_found(name: str) -> None:
+    assert words(name) & INSTEAD.keys()
+
+
+def test_names_have_no_words_of_our_own() -> None:
+    assert not [
+        f"{place} {name}: say {INSTEAD[word]}"
+        for place, name in names()
+        for word in words(name) & INSTEAD.keys()
+        if word != "memory" or "late/" in place  # machines have memory, noise has none
+    ]
+
+
+def test_methods_say_what_they_add_apply_or_take() -> None:
+    assert not [
+        f"{place} {name}"
+        for place, name in names()
+        if "." in name and name.split(".")[-1].lstrip("_") in VAGUE and name not in AS_TORCH_HAS_IT
+    ]
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    terms = re.findall(r"\*\*([^*]+)\*\*", GLOSSARY)
+    assert len(terms) > 40
+    assert sorted(terms) == sorted(set(terms))
+    assert not {word for term in terms for word in words(term)} & INSTEAD.keys()
