@@ -1,4 +1,4 @@
-"""``python -m ddpwatch.collector``: rank 0 starts it, and the first rank of each other host."""
+"""``python -m ddpwatch.collector``: rank 0 starts it, and the first rank of each other node."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ from ddpwatch.wire.messages import Hello, Step, decode
 LEAD_STEPS = 2  # from the step that is open to the first of a new budget
 INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello
 RECENT_STEPS = 16  # by which the length of a step is judged
-HOSTS_LEAD_NS = 500_000_000  # if other hosts have to get it first
+NODES_LEAD_NS = 500_000_000  # if other nodes have to get it first
 _log = logging.getLogger("ddpwatch.collector")
 
 
 class Attention:
-    """One run's lease on this host. Where there is no memory for its page, nothing is granted.
+    """One run's lease on this node. Where there is no memory for its page, nothing is granted.
 
     Args:
         run_id: The run.

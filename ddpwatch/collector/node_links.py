@@ -1,4 +1,4 @@
-"""A collector's part in a job on several hosts: it is the root, or another host's agent. On one host, it is neither.
+"""A collector's part in a job on several nodes: it is the root, or another node's agent. On one node, it is neither.
 
 The rank that started the collector says which (`ddpwatch.wire.control`).
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import zmq
 
-from ddpwatch.collector.attention import HOSTS_LEAD_NS, Attention
+from ddpwatch.collector.attention import NODES_LEAD_NS, Attention
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.nodes import AdmittedNode
 from ddpwatch.collector.protocol import Welcome
@@ -25,22 +25,22 @@ from ddpwatch.wire import transport
 from ddpwatch.wire.control import Admit, Connect, ControlSocket, Listen, Report, Unreachable
 from ddpwatch.wire.messages import RANK_MESSAGES, Bye, Device, Group, Hello, Layout, Message, RankSample, decode
 
-UNSEEN_END_S = 60.0  # without anything from a host, its ranks do not keep the run from ending
+UNSEEN_END_S = 60.0  # without anything from a node, its ranks do not keep the run from ending
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _log = logging.getLogger("ddpwatch.collector")
 
 
 class NodeLinks:
-    """The collector's ways to other hosts, and to the rank that started it. Only `finish` waits.
+    """The collector's ways to other nodes, and to the rank that started it. Only `finish` waits.
 
     Args:
         context, poller: Of the collector.
         control: The socket to the rank, or -1.
         run_id: The run.
-        agent: Whether this is the agent of another host than rank 0's.
-        restarts: How many collectors of this run have died on this host.
+        agent: Whether this is the agent of another node than rank 0's.
+        restarts: How many collectors of this run have died on this node.
         hub: What is known of the ranks.
-        attention: This host's lease.
+        attention: This node's lease.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class NodeLinks:
             self._control.send(report)
 
     def turn(self, polled: transport.Polled) -> Iterator[tuple[AdmittedNode, bytes]]:
-        """Does what is due; yields the frames that have come from other hosts, still to be checked."""
+        """Does what is due; yields the frames that have come from other nodes, still to be checked."""
         if self._control is not None and (self._control.fileno() in polled.ready or self._control.has_unsent):
             self._obey()
         if self._root is not None:
@@ -113,11 +113,11 @@ class NodeLinks:
             yield from self._root.nodes.news(now_s)
 
     def is_elsewhere(self, rank: int) -> bool:
-        """Returns whether the rank is on another host, as far as the root knows."""
+        """Returns whether the rank is on another node, as far as the root knows."""
         return self._root is not None and self._root.nodes.of_rank(rank) is not None
 
     def is_gone(self, rank: int, now_s: float) -> bool:
-        """Returns whether the rank's host has been out of sight for so long that nobody waits for it."""
+        """Returns whether the rank's node has been out of sight for so long that nobody waits for it."""
         node = None if self._root is None else self._root.nodes.of_rank(rank)
         return node is not None and node.is_unseen(now_s, UNSEEN_END_S)
 
@@ -169,7 +169,7 @@ class NodeLinks:
 
     def _listen(self, order: Listen) -> None:
         self._root = Root(self._context, order, self._run_id, self._obey)
-        self._attention.lead_ns = HOSTS_LEAD_NS
+        self._attention.lead_ns = NODES_LEAD_NS
         for source in self._root.sources:
             self._poller.register(source, zmq.POLLIN)
 

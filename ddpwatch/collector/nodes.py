@@ -1,4 +1,4 @@
-"""Who may speak for which ranks: the other hosts as the root sees them. No socket, no process: `Root` feeds it."""
+"""Who may speak for which ranks: the other nodes as the root sees them. No socket, no process: `Root` feeds it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ddpwatch.collector.protocol import UNSEEN_S, Batch, Open
 from ddpwatch.wire.control import Admit
 from ddpwatch.wire.messages import RANK_MESSAGES, ClockExchange, Device, Message, Node, NodeStep, RankSample
 
-STATE_NS = 2_000_000_000  # at most, between two states of a host
+STATE_NS = 2_000_000_000  # at most, between two states of a node
 
 
 @dataclass(slots=True)
 class AdmittedNode:
-    """One admitted host.
+    """One admitted node.
 
     Attributes:
         name: Names it (`ddpwatch.run.rundir.node`).
@@ -66,7 +66,7 @@ class AdmittedNode:
 
 
 class Nodes:
-    """All admitted hosts.
+    """All admitted nodes.
 
     Attributes:
         refused: Counts what was refused, by reason.
@@ -79,7 +79,7 @@ class Nodes:
         self._published: dict[str, Node] = {}
 
     def admit(self, order: Admit, now_s: float) -> None:
-        """Admits a host, or changes its ranks. Not its key: another key is another agent's."""
+        """Admits a node, or changes its ranks. Not its key: another key is another agent's."""
         node = self._nodes.setdefault(order.node, AdmittedNode(order.node, order.key, frozenset(), seen_s=now_s))
         for rank in node.ranks:
             del self._of_rank[rank]
@@ -89,15 +89,15 @@ class Nodes:
         return len(self._nodes)
 
     def of_key(self, key: str) -> AdmittedNode | None:
-        """Returns the host whose agent has this public key."""
+        """Returns the node whose agent has this public key."""
         return next((node for node in self._nodes.values() if node.key == key), None)
 
     def get(self, name: str) -> AdmittedNode | None:
-        """Returns the host of this name."""
+        """Returns the node of this name."""
         return self._nodes.get(name)
 
     def connected(self) -> list[AdmittedNode]:
-        """Returns the hosts that have a connection, as far as is known."""
+        """Returns the nodes that have a connection, as far as is known."""
         return [node for node in self._nodes.values() if node.connection]
 
     def open(self, node: AdmittedNode, connection: bytes, message: Open) -> bool:
@@ -119,7 +119,7 @@ class Nodes:
         return batch.frames
 
     def of_rank(self, rank: int) -> AdmittedNode | None:
-        """Returns the host of a rank; None for one of the root's own."""
+        """Returns the node of a rank; None for one of the root's own."""
         return self._of_rank.get(rank)
 
     def wanted_ppm(self, now_s: float) -> int:
@@ -127,7 +127,7 @@ class Nodes:
         return max((node.wanted_ppm for node in self._nodes.values() if not node.is_unseen(now_s)), default=0)
 
     def news(self, now_s: float) -> Iterator[Node]:
-        """Yields the states of hosts that joined or changed, and of those that were not sent for a while."""
+        """Yields the states of nodes that joined or changed, and of those that were not sent for a while."""
         for node in self._nodes.values():
             state, before = node.state(now_s), self._published.get(node.name)
             if before is None or _is_news(before, state):

@@ -1,4 +1,4 @@
-"""What agents of other hosts and the root say to each other, over CURVE.
+"""What agents of other nodes and the root say to each other, over CURVE.
 
 An agent opens each connection with `Open`, and sends once it is welcome. It numbers its batches and keeps each until
 the root has acknowledged it, so a connection that breaks loses and doubles nothing.

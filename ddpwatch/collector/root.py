@@ -1,6 +1,6 @@
-"""The root: rank 0's collector, where the agents of all other hosts send what they get.
+"""The root: rank 0's collector, where the agents of all other nodes send what they get.
 
-It is the only thing that listens on the network, and only if the job has other hosts. ZeroMQ asks it about each key
+It is the only thing that listens on the network, and only if the job has other nodes. ZeroMQ asks it about each key
 (ZAP, ZeroMQ's RFC 27), and labels each message with the node that the key belongs to.
 """
 
@@ -47,7 +47,7 @@ _log = logging.getLogger("ddpwatch.collector")
 
 
 class Root:
-    """Receives the frames of other hosts, and sends them leases.
+    """Receives the frames of other nodes, and sends them leases.
 
     Args:
         context: Of the collector.
@@ -56,7 +56,7 @@ class Root:
         ask: Reads rank 0's newest orders: an agent may be faster than they are.
 
     Attributes:
-        nodes: The other hosts.
+        nodes: The other nodes.
         sources: What to poll.
     """
 

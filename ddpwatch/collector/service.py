@@ -56,7 +56,7 @@ class Options:
         watch_pid: The process that started it.
         claim: The claim on the run (`rundir.claim`), inherited; without one, the collector makes it.
         control: A socket to the rank that has started it (`ddpwatch.wire.control`), or -1.
-        node: Of the agent of another host than rank 0's: its name.
+        node: Of the agent of another node than rank 0's: its name.
         restarts: How many collectors of this run have died.
     """
 
@@ -151,7 +151,7 @@ class Collector:
     # -- one turn of the loop --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Looks after what is ready: with a hundred hosts, most turns are for a ping, and must be short."""
+        """Looks after what is ready: with a hundred nodes, most turns are for a ping, and must be short."""
         remaining_s = self._next_tick - time.monotonic()
         polled = transport.poll(self._poller, max(0, int(remaining_s * 1000) + 1))
         ready = polled.ready
@@ -218,7 +218,7 @@ class Collector:
         self._spread(message, envelope, is_local=True)
 
     def _spread(self, message: Message, envelope: Envelope, is_local: bool = False) -> None:
-        """Sends a frame to viewers and the recording, one of this host also up, and notes who comes and goes."""
+        """Sends a frame to viewers and the recording, one of this node also up, and notes who comes and goes."""
         if self._snapshots.has_viewers:
             self._unsent.append(envelope)
         if self._recording_thread is not None:
@@ -235,7 +235,7 @@ class Collector:
             self._liveness.forget(message.rank)
 
     def _note_previous(self, hello: Hello) -> None:
-        """Lets `ddpwatch ls` say which run this one continues: a rank of any host may know it."""
+        """Lets `ddpwatch ls` say which run this one continues: a rank of any node may know it."""
         if not rundir.is_run_id(hello.previous):
             return
         self._previous[hello.rank] = hello.previous

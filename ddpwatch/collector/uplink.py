@@ -38,7 +38,7 @@ from ddpwatch.wire.control import Connect
 from ddpwatch.wire.messages import Bye, ClockExchange, Group, Hello, Layout, Message, Step, encode
 from ddpwatch.wire.transport import HANDSHAKE_S
 
-QUEUE_BYTES = 16 << 20  # half a minute of a busy host, and more
+QUEUE_BYTES = 16 << 20  # half a minute of a busy node, and more
 BATCH_BYTES = 1 << 20
 WINDOW = 64  # batches on their way: a root that is slow gets no more
 SILENT_S = 4.0  # without anything, a connection that worked is replaced: the root answers every 2 s at least
@@ -46,7 +46,7 @@ ANSWER_S = HANDSHAKE_S + 1.0  # a connection that has never worked is replaced a
 UNREACHABLE_S = 10.0
 PINGS = 8  # in a round, at least
 LONG_ROUND_NS = 10_000_000  # after which a long round has no more
-FIRST_LONG_ROUNDS, LONG_ROUND_EVERY = 4, 8  # each takes 10 ms of a core of both hosts
+FIRST_LONG_ROUNDS, LONG_ROUND_EVERY = 4, 8  # each takes 10 ms of a core of both nodes
 PING_S = 2.0  # from one round of pings to the next
 _log = logging.getLogger("ddpwatch.collector")
 
@@ -195,7 +195,7 @@ class Uplink:
         context: Of the collector.
         poller: Polls the connection, together with the sockets of its owner.
         order: Where the root is, and the keys.
-        restarts: How many agents of this host have died.
+        restarts: How many agents of this node have died.
         introduce: The hellos, groups and layouts that the agent keeps.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""A rank on another host than rank 0's: it joins, and the first one of its host starts an agent for all of them.
+"""A rank on another node than rank 0's: it joins, and the first one of its node starts an agent for all of them.
 
 An agent is a collector that sends up to rank 0's, the root, what it gets. The agent's public key, and which ranks it
 speaks for, go through the job's store; so does the root's answer. Secret keys stay in this process and in the agent's.
@@ -26,15 +26,15 @@ _log = logging.getLogger("ddpwatch")
 
 
 class JobUnwatchedError(DdpwatchError):
-    """The job is not watched, or not on this host, and another rank warns about it."""
+    """The job is not watched, or not on this node, and another rank warns about it."""
 
 
 class CollectorAddress(msgspec.Struct):
     """Where a rank's frames go. With an empty endpoint: rank 0 cannot watch.
 
     Attributes:
-        node: The collector's host (`rundir.node`); empty if any will do, as no process is asked.
-        session: A nonce of this run, below which ranks of other hosts join.
+        node: The collector's node (`rundir.node`); empty if any will do, as no process is asked.
+        session: A nonce of this run, below which ranks of other nodes join.
         name: Names the collector's files in the run directory, if that is not the run's id.
     """
 
@@ -72,7 +72,7 @@ def join_prefix(session: str) -> str:
 
 
 class AgentRendezvous:
-    """One rank's way to its host's agent. For the sender thread.
+    """One rank's way to its node's agent. For the sender thread.
 
     Args:
         rank: This rank.
@@ -82,7 +82,7 @@ class AgentRendezvous:
         root: What rank 0 has answered.
 
     Raises:
-        JobUnwatchedError: No agent can be started here, and the first rank of the host says so.
+        JobUnwatchedError: No agent can be started here, and the first rank of the node says so.
         DdpwatchError: No agent can be started here.
     """
 
@@ -91,7 +91,7 @@ class AgentRendezvous:
         name = rundir.check_run_id(f"{root.run_id}.{node}")
         self._keys = new_key_pair()
         self._agent: CollectorProcess | None = None
-        with contextlib.suppress(FileExistsError):  # another rank of this host was first
+        with contextlib.suppress(FileExistsError):  # another rank of this node was first
             self._agent = CollectorProcess(name, world_size, None, node)
         self._address = CollectorAddress(root.run_id, rundir.endpoints(name)[0], node, root.session, name)
         key = "" if self._agent is None else self._keys.public
@@ -146,12 +146,12 @@ class AgentRendezvous:
 
 
 def is_first_here() -> bool:
-    """Returns whether this is the rank of its host that speaks for all, as far as the launcher says."""
+    """Returns whether this is the rank of its node that speaks for all, as far as the launcher says."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def here_node() -> str:
-    """Returns this host (`rundir.node`); empty without a run directory."""
+    """Returns this node (`rundir.node`); empty without a run directory."""
     try:
         return rundir.node()
     except DdpwatchError:  # it is reported where it matters

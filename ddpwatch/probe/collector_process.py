@@ -39,14 +39,14 @@ class CollectorProcess:
         run_id: Id of the run.
         world_size: How many ranks the job has.
         record: Where it writes a recording, or None.
-        node: The name of this host, if the collector is another host's agent.
+        node: The name of this node, if the collector is another node's agent.
 
     Attributes:
         endpoint: Where the collector receives frames.
         listening: The root's answer to `Listen`; None while there is none.
 
     Raises:
-        FileExistsError: The run has a collector on this host.
+        FileExistsError: The run has a collector on this node.
         DdpwatchError: The run directory cannot be used.
         OSError: The process cannot be started.
     """

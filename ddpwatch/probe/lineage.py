@@ -1,6 +1,6 @@
 """Which run a job was before torchrun started its ranks again: after a failure, or when a node left or joined.
 
-torchrun stays where it is, on each host, and starts new ranks below itself. So a rank leaves a note for the one that
+torchrun stays where it is, on each node, and starts new ranks below itself. So a rank leaves a note for the one that
 takes its place. It stays when the rank ends, since nobody knows then whether another one will come, and goes once
 torchrun has gone (`rundir.remove_old_notes`).
 """

@@ -1,6 +1,6 @@
 """How the ranks of a job find their collector: rank 0 starts it, and answers the other ranks through the job's store.
 
-Ranks on other hosts join a second time, for their host's agent (`ddpwatch.probe.agent_rendezvous`).
+Ranks on other nodes join a second time, for their node's agent (`ddpwatch.probe.agent_rendezvous`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Rendezvous:
         """Returns the collector's address, or None while it is not known, or the collector is not ready.
 
         Raises:
-            JobUnwatchedError: Rank 0 cannot watch or is gone, or this rank's host cannot, and another rank says so.
+            JobUnwatchedError: Rank 0 cannot watch or is gone, or this rank's node cannot, and another rank says so.
             DdpwatchError: The collector does not start, or rank 0 does not answer in time, or with what is no run.
         """
         if self._address is None:
@@ -120,7 +120,7 @@ class Rendezvous:
         self.answer()
 
     def answer(self) -> None:
-        """Answers the other ranks on rank 0, as long as the store is there; those of its host at once."""
+        """Answers the other ranks on rank 0, as long as the store is there; those of its node at once."""
         if self._server is not None and self._told is not None:
             try:
                 self._server.serve(self._told, self._collector, early=self._address is None)
@@ -129,7 +129,7 @@ class Rendezvous:
                 self._store = self._server = None
 
     @property
-    def is_on_rank_0s_host(self) -> bool:
+    def is_on_rank_0s_node(self) -> bool:
         """Whether what this rank leaves in the run directory is found there by rank 0's collector."""
         return self._told is not None and self._told.node == here_node()
 
@@ -192,7 +192,7 @@ class Rendezvous:
         if self._request is None:
             node = here_node()
             text = msgspec.json.encode(AddressRequest(self._rank, node)).decode()
-            here = node != "" and self._is_on_one_host()
+            here = node != "" and self._is_on_one_node()
             self._request = PendingRequest(StoreConnection(self._store), self._prefix, seal_of(), text, here)
         try:
             answer = self._request.answer()
@@ -216,8 +216,8 @@ class Rendezvous:
         except DdpwatchError as error:  # rank 0 has given up, and says so
             raise JobUnwatchedError(error.message) from error
 
-    def _is_on_one_host(self) -> bool:
-        """Returns whether all ranks are on this host, as far as the launcher says."""
+    def _is_on_one_node(self) -> bool:
+        """Returns whether all ranks are on this node, as far as the launcher says."""
         local = os.environ.get("LOCAL_WORLD_SIZE") == str(self._world_size)
         return local or os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1")
 

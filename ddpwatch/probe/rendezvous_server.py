@@ -1,4 +1,4 @@
-"""Rank 0's answers to the other ranks: where the collector is, and for ranks on other hosts, where the root listens."""
+"""Rank 0's answers to the other ranks: where the collector is, and for ranks on other nodes, where the root listens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("ddpwatch")
 
 
 class AddressRequest(msgspec.Struct):
-    """A rank's first request: who it is, and on which host."""
+    """A rank's first request: who it is, and on which node."""
 
     rank: int
     node: str = ""
@@ -30,16 +30,16 @@ class AddressRequest(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Node:
-    """Another host: its agent's public key, and its ranks."""
+    """Another node: its agent's public key, and its ranks."""
 
     key: str = ""
     ranks: list[int] = field(default_factory=list)
 
 
 class RendezvousServer:
-    """Answers both kinds of requests: of all ranks, and of those on other hosts.
+    """Answers both kinds of requests: of all ranks, and of those on other nodes.
 
-    The first join makes the collector the root: a job on one host has no listener.
+    The first join makes the collector the root: a job on one node has no listener.
 
     Args:
         store: The job's c10d store.
@@ -71,8 +71,8 @@ class RendezvousServer:
 
         Args:
             address: What is answered.
-            collector: The collector, which is to admit other hosts.
-            early: Whether it is not up yet: then only ranks of this host get an answer.
+            collector: The collector, which is to admit other nodes.
+            early: Whether it is not up yet: then only ranks of this node get an answer.
         """
         now = time.monotonic()
         if now < self._next_look_s:
@@ -119,7 +119,7 @@ class RendezvousServer:
     def _admit(self, join: Join, here: str) -> bool:
         """Binds a rank to its node, and a node to its key; the first of each counts. Whether that node has a key.
 
-        Ranks on this host are nobody else's.
+        Ranks on this node are nobody else's.
         """
         may_join = 0 < join.rank < self._world_size and self._asked.get(join.rank) != here
         if not may_join or self._node_of.setdefault(join.rank, join.node) != join.node:

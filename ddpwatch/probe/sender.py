@@ -189,7 +189,7 @@ class Sender(threading.Thread):
         return socket
 
     def _rank_file(self, directory: str) -> FrameSink | None:
-        """Returns the rank file, once the run has a name. No host has a collector then."""
+        """Returns the rank file, once the run has a name. No node has a collector then."""
         from ddpwatch.recording.rank_file import RankFile
 
         hello, address = self._queue.hello, self._rendezvous.find()
@@ -200,7 +200,7 @@ class Sender(threading.Thread):
 
     def _rest_file(self) -> FrameSink | None:
         """Returns a file for a collector that comes after this rank's end; None while the run is not known."""
-        if self._queue.hello is None or not self._rendezvous.is_on_rank_0s_host:
+        if self._queue.hello is None or not self._rendezvous.is_on_rank_0s_node:
             return None
         self._name_run(self._queue.hello, self._rendezvous.run_id)
         return RestFile(rundir.rest(self._rendezvous.run_id, self._rank))

@@ -133,7 +133,7 @@ class PendingRequest:
         prefix: Of the names in the store.
         seal: Signs what is put there.
         text: What it says.
-        here: Whether rank 0 seems to be on this host. Then its answer is a file in the run directory, and the store is
+        here: Whether rank 0 seems to be on this node. Then its answer is a file in the run directory, and the store is
             left alone until it is time to ask again: rank 0 may hold the store, and end at any moment.
     """
 
@@ -162,7 +162,7 @@ class PendingRequest:
             return None
         if not self._store.check([name]):
             return None
-        _take_answer(self._request.nonce)  # where rank 0 takes this host for its own, but was late
+        _take_answer(self._request.nonce)  # where rank 0 takes this node for its own, but was late
         return self._seal.opened(name, self._store.get(name).decode())
 
     def _ask(self, name: str) -> None:
