@@ -10,7 +10,6 @@ import pytest
 import ddpwatch
 
 PACKAGE = Path(ddpwatch.__file__).parent
-GLOSSARY = (PACKAGE.parent / "docs" / "glossary.md").read_text()
 INSTEAD = {
     "guest": "agent", "desk": "rendezvous server", "mailbox": "store requests", "inbox": "request queue",
     "outbox": "send queue", "heir": "successor", "calm": "undisturbed", "memory": "correlation time",
@@ -63,8 +62,6 @@ def test_methods_say_what_they_add_apply_or_take() -> None:
     ]
 
 
-def test_the_glossary_has_each_word_once() -> None:
-    terms = re.findall(r"\*\*([^*]+)\*\*", GLOSSARY)
-    assert len(terms) > 40
-    assert sorted(terms) == sorted(set(terms))
-    assert not {word for term in terms for word in words(term)} & INSTEAD.keys()
+def test_the_glossary_has_none_of_them() -> None:
+    glossary = (PACKAGE.parent / "docs" / "glossary.md").read_text()
+    assert not {word for term in re.findall(r"\*+([^*]+)\*+", glossary) for word in words(term)} & INSTEAD.keys()
