@@ -32,9 +32,10 @@ import contextlib
 import sys
 from collections.abc import Callable
 
+from tests.soak.security import security
+
 from ddpwatch.common.text import table
 from tests.soak import faults, truth
-from tests.soak.security import security
 from tests.support.hosts import why_not
 from tests.support.network import START_S, TOOLS, Interrupted, network
 from tests.support.rounds import Rounds, rounds_done

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
 from ddpwatch.run import rundir
 from tests.support.fork_server import ROOT
 from tests.support.hosts import LINKS, Host
-from tests.support.jobs import family, kill
-from tests.support.rounds import Rounds
+from tests.support.jobs import kill
 
 SKEWS_S = (0, 5000, -300, 0)  # by host
 SHAPE = ("tbf", "rate", "100mbit", "burst", "256kbit", "latency", "50ms")
@@ -35,10 +34,6 @@ SHOWN = 3000  # characters of the output
 
 class NeverError(RuntimeError):
     """What a job was expected to come to has not happened in time."""
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error
-    """A signal has come."""
 
 
 class Network:
@@ -56,17 +51,16 @@ class Network:
             self._connect(link)
 
     @contextlib.contextmanager
-    def job(self, script: str, *arguments: str, shown: bool = False, **environment: str) -> Iterator[Job]:
+    def job(self, script: str, *arguments: str, **environment: str) -> Iterator[Job]:
         """Runs torchrun on every host, with one rank each; kills what is left at the end.
 
         Args:
             script: Within the repository.
             arguments: Its own.
-            shown: Whether stderr of the first host goes to this process's.
             environment: In addition to this process's.
         """
         environment = {"DDPWATCH_DIR": str(self._run_directory), **environment}
-        job = Job(self, [str(ROOT / script), *arguments], environment, shown)
+        job = Job(self, [str(ROOT / script), *arguments], environment)
         try:
             yield job
         finally:
@@ -127,7 +121,7 @@ def _close(hosts: Sequence[Host]) -> None:
 class Job:
     """torchrun on every host of a network."""
 
-    def __init__(self, network: Network, command: Sequence[str], environment: Mapping[str, str], shown: bool) -> None:
+    def __init__(self, network: Network, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.network = network
         self._log = network.folder / "log"
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(network.hosts)}"]
@@ -142,34 +136,31 @@ class Job:
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
-                    stderr=None if shown and number == 0 else log,
+                    stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
                 for number, host in enumerate(network.hosts)
             ]
 
-    def wait(self, timeout_s: float, rounds: Rounds | None = None) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Waits for the end of the job and of its collectors. Raises as `until`."""
-        self.until(lambda: all(process.poll() is not None for process in self._processes), timeout_s, "its end", rounds)
+        self.until(lambda: all(process.poll() is not None for process in self._processes), timeout_s, "its end")
         self.until(lambda: not any(map(self.collector, range(len(self.network.hosts)))), END_S, "its collectors' end")
 
-    def pause(self, seconds: float, rounds: Rounds | None = None) -> None:
+    def pause(self, seconds: float) -> None:
         """Lets it train. Raises as `until`."""
         end_s = time.monotonic() + seconds
-        self.until(lambda: time.monotonic() >= end_s, 2 * seconds + 1, "a step", rounds)
+        self.until(lambda: time.monotonic() >= end_s, 2 * seconds + 1, "a step")
 
-    def until(self, condition: Callable[[], object], timeout_s: float, what: str, rounds: Rounds | None = None) -> None:
+    def until(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
         """Waits until something holds.
 
         Raises:
             NeverError: That takes too long.
             RuntimeError: The job failed.
-            Interrupted: A signal came.
         """
         deadline_s = time.monotonic() + timeout_s
         while not condition():
-            if rounds is not None and rounds.stop_requested:
-                raise Interrupted
             if any(process.poll() for process in self._processes):
                 raise RuntimeError(f"the job failed:\n{self.output()[-SHOWN:]}")
             if time.monotonic() > deadline_s:
@@ -180,25 +171,18 @@ class Job:
         """What its processes have printed."""
         return self._log.read_text(errors="replace")
 
-    def look(self, rounds: Rounds | None = None) -> rundir.RunInfo:
+    def look(self) -> rundir.RunInfo:
         """The run as it can be seen on rank 0's host, once there is one. Raises as `until`."""
         found: list[rundir.RunInfo] = []
 
         def there() -> bool:
-            os.environ["DDPWATCH_DIR"] = str(self.network.hosts[0].directory)
-            found[:] = rundir.live_runs()
+            with patch.dict(os.environ, DDPWATCH_DIR=str(self.network.hosts[0].directory)):
+                found[:] = rundir.live_runs()
             return bool(found)
 
-        self.until(there, START_S, "a run", rounds)
+        self.until(there, START_S, "a run")
         return found[0]
 
     def collector(self, host: int) -> psutil.Process | None:
         """The one that runs on a host."""
         return next(iter(self.network.hosts[host].processes("ddpwatch.collector")), None)
-
-    def interrupt(self) -> None:
-        """Sends SIGINT to each torchrun, which passes it on."""
-        for process in self._processes:
-            for each in family(process.pid):
-                if "torch.distributed.run" in each.cmdline():
-                    each.send_signal(signal.SIGINT)
