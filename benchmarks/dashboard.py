@@ -1,13 +1,10 @@
 """What the dashboard costs: frame time, key to paint, CPU time, bytes to the terminal, first paint, memory.
 
     python benchmarks/dashboard.py [--worlds 8 64 1024] [--seconds 10] [--view overview]
-    python benchmarks/dashboard.py --hours 8 [--worlds 64]
 
-Takes about three minutes. No budget; docs/guide.md has the figures.
-
-A child process shows a synthetic job in a pseudo-terminal of 200x50 and paints ten times a second; this process reads
-its output and presses keys. A frame covers the analysis, the painting and the conversion of rows into bytes. Below the
-row of the dashboard is the slow baseline: a Rich table of the ranks in a `Static`, updated equally often.
+Takes about two minutes. A child process shows a synthetic job in a pseudo-terminal of 200x50 and paints ten times a
+second; this process reads its output and presses keys. A frame covers the analysis, the painting and the conversion of
+rows into bytes.
 
 The columns:
     frame ms          a frame by the clock: p50 and p95
@@ -17,15 +14,11 @@ The columns:
     CPU %, KB/s       the process's share of a core, its output
     first paint s     since the start of the process
     MiB               resident memory
-
-``--hours`` feeds the frames of that many hours (four steps a second) as fast as the dashboard takes them, cycles
-through the views, and prints the resident memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import gc
 import json
@@ -40,7 +33,7 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 from fcntl import ioctl
-from itertools import cycle, islice, product
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -56,9 +49,6 @@ KEYS = (b"[", b"[", b"]", b"2", b"4", b"1")  # steps back and forward, and other
 KEY_PRESSES = 30
 WARM_UP_FRAMES = 5
 FIRST_PAINT_PATIENCE_S, SETTLE_S = 60.0, 5.0  # to settle: until the window of 50 steps begins to fill
-STEPS_PER_HOUR = 4 * 3600
-DRAW_EVERY_STEPS = 5
-MEMORY_ROWS = 40
 Cost = tuple[float, float]  # seconds by the clock, and of the thread's CPU time
 
 
@@ -99,11 +89,6 @@ class SyntheticSource:
     def close(self) -> None:
         """Does nothing: there is no connection."""
 
-    def step_of(self, number: int) -> list[Any]:
-        """The frames of a step, without waiting for its time."""
-        self._number = number
-        return [(message, None) for message in self._next_step()]
-
     def _next_step(self) -> list[Any]:
         import msgspec
 
@@ -114,7 +99,7 @@ class SyntheticSource:
         return [*steps, *(self._fleet.devices(self._number // 8) if self._number % 8 == 0 else ())]
 
 
-def child(world: int, view: str, baseline: bool, result: Path) -> None:
+def child(world: int, view: str, result: Path) -> None:
     """Shows the job until a key ends it, then writes the costs to a file."""
     from textual.screen import Screen
 
@@ -126,8 +111,6 @@ def child(world: int, view: str, baseline: bool, result: Path) -> None:
     run = RunInfo(run_id="synthetic", ingest="", publish="", pid=1, world_size=world, started=0.0)
     feed = AttachSpec(run=run, open_source=lambda _: SyntheticSource(world), list_runs=lambda: [run])
     app = DashboardApp(feed, settings=Settings(theme="dark", view=view))  # type: ignore[arg-type]
-    if baseline:
-        show_rich_table(app)
     frames: list[list[Cost]] = []
     app.tick = timed(app.tick, lambda cost: frames.append([cost]))  # type: ignore[method-assign]
 
@@ -155,30 +138,6 @@ def timed(call: Callable[..., Any], note: Callable[[Cost], object]) -> Callable[
             note((time.perf_counter() - wall, time.thread_time() - cpu))
 
     return wrapped
-
-
-def show_rich_table(app: Any) -> None:
-    """Replaces the dashboard's screen by the slow baseline: the same data as a Rich table in a `Static`."""
-    from rich.table import Table
-    from textual.widgets import Static
-
-    static = Static()
-    app.compose = lambda: iter([static])
-    app.show_view = app.apply_theme = lambda *_: None
-    app.on_mount = lambda: (app.set_interval(0.1, lambda: app.tick()), app.feed.start())
-
-    def tick() -> None:
-        if not app.session.refresh(app.session.live_link(False)):
-            return
-        model = app.session.overview
-        table = Table("rank", "status", "step", "step ms", "late ms", "wait ms", "overlap", "exposed ms", expand=True)
-        for row in model.ranks:
-            figures = (row.summary.step_ns, row.summary.late_ns, row.summary.wait_ns)
-            shown = [f"{(value or 0) / 1e6:.1f}" for value in figures]
-            table.add_row(str(row.rank), row.status, str(row.step), *shown, str(row.summary.overlap), "0")
-        static.update(table)
-
-    app.tick = tick
 
 
 # -- the parent ----------------------------------------------------------------------------------------------
@@ -256,13 +215,12 @@ class Measurement(NamedTuple):
     resident_bytes: int
 
 
-def measure(world: int, seconds: float, view: str, baseline: bool) -> Measurement:
+def measure(world: int, seconds: float, view: str) -> Measurement:
     """Runs the child for one row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        options = ["--child", str(world), "--view", view, "--result", str(result)]
-        terminal = Terminal(*options, *(["--baseline"] if baseline else []))
-        first_paint_s = terminal.wait_for(b"rank" if baseline else b"Overview", FIRST_PAINT_PATIENCE_S)
+        terminal = Terminal("--child", str(world), "--view", view, "--result", str(result))
+        first_paint_s = terminal.wait_for(b"Overview", FIRST_PAINT_PATIENCE_S)
         terminal.read(SETTLE_S)
         process = psutil.Process(terminal.process.pid)
         resident = process.memory_info().rss
@@ -270,7 +228,7 @@ def measure(world: int, seconds: float, view: str, baseline: bool) -> Measuremen
         written = len(terminal.read(seconds))
         wall = time.monotonic() - start
         cpu = sum(process.cpu_times()[:2]) - cpu
-        keys_s = [] if baseline else key_to_paint(terminal)
+        keys_s = key_to_paint(terminal)
         lasted = time.monotonic() - terminal.started
         terminal.quit()
         costs = json.loads(result.read_text())
@@ -324,84 +282,32 @@ def p95(values: Sequence[float]) -> float | None:
     return sorted(values)[int(0.95 * len(values))] if values else None
 
 
-def report(measured: dict[tuple[int, str], Measurement], planned: int) -> list[str]:
+def report(measured: dict[int, Measurement], planned: int) -> list[str]:
     """The table, a line for each row without frames, and how many rows were measured.
 
     Args:
-        measured: By the number of ranks and the name of what was shown.
+        measured: By the number of ranks.
         planned: How many rows there were to be.
     """
-    rows = [[str(world), name, *row(found)] for (world, name), found in measured.items()]
-    missing = [
-        f"{world} ranks, {name}: {text}" for (world, name), found in measured.items() if (text := missing_frames(found))
-    ]
-    return [*table(["ranks", "", *COLUMNS], rows), *missing, rounds_done(len(rows), planned, "row")]
-
-
-# -- memory over hours ---------------------------------------------------------------------------------------
-
-
-async def memory(world: int, hours: float, rounds: Rounds) -> None:
-    """Feeds the frames of some hours and prints the resident memory."""
-    from ddpwatch.tui.app import GC_THRESHOLDS, DashboardApp
-    from ddpwatch.tui.feed import FrameList, ReplaySpec
-    from ddpwatch.wire.transport import Envelope
-
-    gc.set_threshold(*GC_THRESHOLDS)
-    app = DashboardApp(ReplaySpec("x", FrameList(())), ticking=False)
-    source = SyntheticSource(world)
-    total, views = int(hours * STEPS_PER_HOUR), list(app.views)
-    print(f"{'hours':>6} {'frames':>10} {'drawn':>7} {'view':>10} {'MiB':>6}")
-    async with app.run_test(size=(WIDTH, HEIGHT)) as pilot:
-        for number in range(total):
-            if not rounds.go_on():
-                break
-            frames = source.read(0.0, limit=1 << 20) if number == 0 else source.step_of(number)
-            at_ns = 10**18 + number * 10**9 * 3600 // STEPS_PER_HOUR
-            app.session.apply_frames([(message, Envelope(number, at_ns, b"")) for message, _ in frames])
-            if number % DRAW_EVERY_STEPS == 0:
-                app.session.over = False
-                app.tick()
-                await pilot.pause()
-            if number % max(total // MEMORY_ROWS, 1) == 0:
-                app.show_view(views[number * MEMORY_ROWS // total % len(views)])
-                print(memory_row(number, world, app.view.NAME), flush=True)
-
-
-def memory_row(steps: int, world: int, view: str) -> str:
-    """A line of the table, after that many steps."""
-    mib = psutil.Process().memory_info().rss / 2**20
-    return f"{steps / STEPS_PER_HOUR:6.2f} {steps * world:>10} {steps // DRAW_EVERY_STEPS:>7} {view:>10} {mib:6.0f}"
+    rows = [[str(world), *row(found)] for world, found in measured.items()]
+    missing = [f"{world} ranks: {text}" for world, found in measured.items() if (text := missing_frames(found))]
+    return [*table(["ranks", *COLUMNS], rows), *missing, rounds_done(len(rows), planned, "row")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--worlds", type=int, nargs="*", help="ranks (default: 8 64 1024; with --hours: 64)")
+    parser.add_argument("--worlds", type=int, nargs="*", default=[8, 64, 1024], help="ranks (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each row (default: %(default)s)")
     parser.add_argument("--view", default="overview", help="default: %(default)s")
-    parser.add_argument("--hours", type=float, help="feed the frames of that many hours and print the memory instead")
-    parser.add_argument("--baseline", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
-        child(args.child, args.view, args.baseline, args.result)
+        child(args.child, args.view, args.result)
         return
     with Rounds() as rounds:
-        if args.hours is not None:
-            asyncio.run(memory((args.worlds or [64])[0], args.hours, rounds))
-        else:
-            measure_all(args.worlds or [8, 64, 1024], args.seconds, args.view, rounds)
-
-
-def measure_all(worlds: Sequence[int], seconds: float, view: str, rounds: Rounds) -> None:
-    """Measures a row for each number of ranks, and one of the slow baseline below it; prints the table."""
-    rows = list(product(worlds, (False, True)))
-    measured = {
-        (world, "Rich table" if baseline else "ddpwatch"): measure(world, seconds, view, baseline)
-        for world, baseline in rounds.over(rows, "rows")
-    }
-    print("\n".join(report(measured, len(rows))))
+        measured = {world: measure(world, args.seconds, args.view) for world in rounds.over(args.worlds, "rows")}
+    print("\n".join(report(measured, len(args.worlds))))
 
 
 if __name__ == "__main__":

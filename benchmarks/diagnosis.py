@@ -4,7 +4,6 @@
     python benchmarks/diagnosis.py --quick                  a sample of these, in three minutes
     python benchmarks/diagnosis.py --real                   jobs on this machine, with 2 to 4 Gloo ranks
     python benchmarks/diagnosis.py --real --scripts paced   the same with compute as pauses: ranks need no core each
-    python benchmarks/diagnosis.py --case traceml           every rank's step equally long, as all wait for one
 
 With ``--resume FILE``, what is measured is kept there, case by case: the same command goes on where it was stopped.
 
@@ -33,7 +32,6 @@ it waited for a core.
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import sys
 from collections import Counter
@@ -57,19 +55,15 @@ from benchmarks.diagnosis_goals import (
     by_strength,
     goal_rows,
     goals_table,
-    hang_row,
 )
 from benchmarks.diagnosis_real import (
     SCRIPTS,
     USUAL_SCRIPTS,
-    Hang,
     RealRun,
     StoppedError,
     clean_run,
-    hang_run,
     real_run,
 )
-from benchmarks.diagnosis_traceml import show as show_traceml
 from ddpwatch.common.text import table
 from tests.support.diagnosis_cases import CLEAN_STEPS as RUN_STEPS
 from tests.support.diagnosis_cases import KINDS, Case, Kind, cases, job_of
@@ -78,7 +72,6 @@ from tests.support.fleet_noise import NOISES, NoiseKind
 from tests.support.rounds import Rounds, rounds_done
 
 WORLDS = (2, 4, 8, 16, 64, 1024)
-HANGS = 5
 REAL_WORLDS, USUAL_REAL_WORLDS = (2, 3, 4), (2,)
 SEEDS, QUICK_SEEDS = 16, 1
 CLEAN_STEPS, QUICK_CLEAN_STEPS, REAL_CLEAN_STEPS = 100_000, 10_000, 2_000
@@ -103,7 +96,6 @@ class Found:
     alarms: Counter[str] = field(default_factory=Counter)
     confirmed: int = 0
     cheap: int = 0
-    hangs: list[Hang] = field(default_factory=list)
     speeds: list[tuple[int, float, float]] = field(default_factory=list)
 
     def add_real(self, run: RealRun, what: str) -> None:
@@ -141,7 +133,6 @@ class Found:
         self.clean_steps += other.clean_steps
         self.alarms += other.alarms
         self.confirmed, self.cheap = self.confirmed + other.confirmed, self.cheap + other.cheap
-        self.hangs += other.hangs
         self.speeds += other.speeds
 
 
@@ -249,11 +240,6 @@ def real(args: argparse.Namespace) -> Found:
             name = f"{share} clean steps, {script}, {world} ranks, {company}"
             run = partial(clean_run, script, world, share, disturbed, stop, args.keep)
             found.merge(kept.found(name, lambda: _real(run(), name)))  # noqa: B023
-        per_job = max(1, args.hangs // max(1, len(worlds)))
-        for at, world in enumerate(rounds.over(worlds if args.hangs else [], "jobs with hangs")):
-            name = f"{per_job} hangs, {world} ranks"
-            found.merge(kept.found(name, lambda: Found(hangs=hang_run(world, per_job, at, stop))))  # noqa: B023
-    found.misses += [f"hang: {hang}" for hang in found.hangs if hang.named_s is None]
     print(f"{len(found.judged)} faults; {found.clean_steps} clean steps")
     print(f"{found.cheap} faults cost less than 5 % of a step, and do not count")
     print(
@@ -293,16 +279,14 @@ def speed_row(found: Found) -> Row:
     return Row(name, goal, f"{100 * share:.1f} %", len(costs), "–", share <= CORE_SHARE)
 
 
-def show(found: Found, goals: Goals, most_misses: int) -> list[Row]:
-    """Prints the tables; returns the goals."""
+def show(found: Found, goals: Goals, most_misses: int) -> None:
+    """Prints the tables."""
     print("\n".join([*by_kind(found.judged), "", *by_noise(found.judged), "", *by_strength(found.judged)]))
     if found.others:
         others = ", ".join(f"{kind}: {count} {what}" for (kind, what), count in sorted(found.others.items()))
         print(f"besides the fault: {others}")
     rows = goal_rows(found.judged, goals)
     rows.append(alarm_row(found.alarms, found.clean_steps, goals))
-    if found.hangs:
-        rows.append(hang_row([hang.named_s for hang in found.hangs]))
     if found.speeds:
         header = ["ranks", "runs", "engine µs per rank-step", "figures µs", "of a core at 5 steps/s", "with figures"]
         print("\n" + "\n".join(table(header, speed_rows(found))))
@@ -310,27 +294,6 @@ def show(found: Found, goals: Goals, most_misses: int) -> list[Row]:
     print("\n" + "\n".join(goals_table(rows)))
     for miss in found.misses[:most_misses]:
         print(f"miss: {miss}")
-    return rows
-
-
-def as_json(found: Found, rows: Sequence[Row]) -> dict[str, Any]:
-    """All that was measured."""
-    faults = [
-        {
-            "kind": one.kind, "size": one.size, "noise": one.noise, "detected": one.score.detected,
-            "rank": one.score.rank, "cause": one.score.cause, "layer": one.score.layer, "period": one.score.period,
-            "word": one.score.kind, "alarm": one.score.alarm, "pieces": one.score.pieces,
-            "named_after": one.score.named_after, "oracle": one.score.oracle and one.score.oracle._asdict(),
-            "cost_error": one.score.cost,
-            "strength": one.score.strength,
-        }
-        for one in found.judged
-    ]  # fmt: skip
-    return {
-        "goals": [row.__dict__ for row in rows], "faults": faults, "clean_steps": found.clean_steps,
-        "false_alarms": dict(found.alarms), "misses": found.misses,
-        "speed": [{"ranks": ranks, "engine_ns": engine, "facts_ns": facts} for ranks, engine, facts in found.speeds],
-    }  # fmt: skip
 
 
 # -- command line --------------------------------------------------------------------------------------------
@@ -368,21 +331,16 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0, help="real: the first round (default: %(default)s)")
     worlds = f"default: {WORLDS}; real: {USUAL_REAL_WORLDS}"
     parser.add_argument("--ranks", type=_numbers, metavar="N,N,…", help=worlds)
-    scripts = (
-        f"real: {', '.join(SCRIPTS)} (default: {','.join(USUAL_SCRIPTS)}); clean steps are of the first, hangs of plain"
-    )
+    scripts = f"real: {', '.join(SCRIPTS)} (default: {','.join(USUAL_SCRIPTS)}); clean steps are of the first"
     parser.add_argument("--scripts", type=_scripts, default=list(USUAL_SCRIPTS), metavar="SCRIPT,…", help=scripts)
     parser.add_argument("--kinds", type=_names, default=list(KINDS), metavar="KIND,…", help=", ".join(KINDS))
     parser.add_argument("--noises", type=_noises, default=list(NOISES), metavar="NOISE,…", help=", ".join(NOISES))
     parser.add_argument(
         "--clean-steps", type=int, help=f"without a fault (default: {CLEAN_STEPS}; real: {REAL_CLEAN_STEPS})"
     )
-    parser.add_argument("--hangs", type=int, default=HANGS, metavar="N", help="real ones (default: %(default)s)")
     parser.add_argument("--misses", type=int, default=20, help="how many misses to print (default: %(default)s)")
-    parser.add_argument("--case", choices=["traceml"], help="play this one only")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep what is measured, and go on from there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep real jobs, and diagnose again those kept before")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     args = parser.parse_args(None if argv is None else list(argv))
     usual = (QUICK_SEEDS, REAL_CLEAN_STEPS) if args.real else (SEEDS, CLEAN_STEPS)
     seeds, steps = (QUICK_SEEDS, QUICK_CLEAN_STEPS // (10 if args.real else 1)) if args.quick else usual
@@ -394,13 +352,8 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parsed()
-    if args.case is not None:
-        show_traceml()
-        return 0
     found = real(args) if args.real else simulated(args)
-    rows = show(found, REAL if args.real else SIMULATED, args.misses)
-    if args.json is not None:
-        args.json.write_text(json.dumps(as_json(found, rows), indent=1))
+    show(found, REAL if args.real else SIMULATED, args.misses)
     return 0
 
 

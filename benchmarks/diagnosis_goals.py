@@ -15,7 +15,6 @@ from tests.support.diagnosis_score import SOON_STEPS, Score
 
 COUNTED_SIZE = 0.05  # of a step: what is smaller is shown, and does not count
 NAMED_SIZE = 0.10
-HANG_S = 10
 STRENGTHS = (4, 6, 8, 12, 20)
 FINDABLE = 0.99  # chance of a test
 STALLS = ("stall", "stop")
@@ -247,17 +246,3 @@ def alarm_row(kinds: Mapping[str, int], steps: int, goals: Goals) -> Row:
     met = alarms <= goals.alarms * steps
     which = f" ({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))})" if kinds else ""
     return Row("false alarms", goal, f"{alarms}{which}", steps, f"{low:.2f} … {high:.2f} in 100,000", met)
-
-
-def hang_row(named_s: Sequence[float | None]) -> Row:
-    """After how many seconds each hang was named with the right rank; None: never, or another rank was named."""
-    goal = f"right rank within {HANG_S} s"
-    if not named_s:
-        return Row("hang named", goal, "–", 0, "–", None)
-    known = [seconds for seconds in named_s if seconds is not None]
-    in_time = sum(seconds <= HANG_S for seconds in known)
-    low, high = wilson(in_time, len(named_s))
-    measured = f"{in_time} of {len(named_s)}" + (f", after {min(known):.1f} … {max(known):.1f} s" if known else "")
-    return Row(
-        "hang named", goal, measured, len(named_s), f"{100 * low:.1f} … {100 * high:.1f} %", in_time == len(named_s)
-    )

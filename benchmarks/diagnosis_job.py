@@ -3,10 +3,9 @@
     torchrun --standalone --nproc-per-node=2 benchmarks/diagnosis_job.py PLAN.json FOLDER
 
 It trains a plain DDP loop, the same with compute as pauses, or the trainer of `trainer/` with its faults, and records
-to ``FOLDER/run.mcap``. Each rank writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, how long
-it took, and when it started (ns since the Unix epoch). It adds, for each step, how long that took, for how long DDP's
-own logger says that the backward waited for communication, and how long the kernel says that the training thread was
-ready to run and had no core (ns).
+to ``FOLDER/run.mcap``. Each rank writes what it did to itself to ``FOLDER/strikes-RANK.json``: stretch, step, and how
+long it took. It adds, for each step, how long that took, for how long DDP's own logger says that the backward waited
+for communication, and how long the kernel says that the training thread was ready to run and had no core (ns).
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Injector:
         self._ddp: DistributedDataParallel | None = None
         self._ended: tuple[int, int, int] | None = None  # the newest step: number, duration, wait for a core
         self.mine = {at: one for at, one in enumerate(stretches) if one.rank in (None, rank)}
-        self.strikes: list[tuple[int, int, int, int]] = []
+        self.strikes: list[tuple[int, int, int]] = []
         self.layers: dict[int, str] = {}
         self._usual_s, self._durations, self._started, self._starved = 0.0, [0.0], time.monotonic(), 0
         self._busy: subprocess.Popen[bytes] | None = None
@@ -111,7 +110,7 @@ class Injector:
 
     def strike(self, at: int, one: Stretch) -> None:
         """Sleeps, stops, or collects garbage, and notes how long that took."""
-        at_ns, started = time.time_ns(), time.monotonic_ns()
+        started = time.monotonic_ns()
         seconds = one.seconds or one.size * self._usual_s
         if one.place == "stop":
             subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
@@ -122,11 +121,11 @@ class Injector:
             gc.collect()
         else:
             time.sleep(seconds)
-        self.strikes.append((at, self.step, time.monotonic_ns() - started, at_ns))
+        self.strikes.append((at, self.step, time.monotonic_ns() - started))
 
     def _occupy(self, at: int, one: Stretch) -> None:
         if one.due(self.step):
-            self.strikes.append((at, self.step, 0, time.time_ns()))
+            self.strikes.append((at, self.step, 0))
         if one.due(self.step) and self._busy is None:
             self._busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             os.sched_setaffinity(self._busy.pid, os.sched_getaffinity(0))

@@ -49,7 +49,6 @@ SIZES = (0.10, 0.20, 0.50)
 STOP_S = (1.0, 3.0)
 JOB_LIMIT_S = 900
 DONE = "done"  # an empty file, beside what a job that ended has left
-HANG_S, HANG_EVERY, HANG_PLACES = 12.0, 20, ("stop", "forward", "backward", "data", "between")
 SCRIPTS = ("plain", "trainer", "paced")
 USUAL_SCRIPTS = SCRIPTS[:2]
 COMPARED_STEPS = 64  # before transfers became slower
@@ -226,7 +225,7 @@ def diagnose(folder: Path, planned: Sequence[Stretch], world: int) -> RealRun:
     ahead: dict[int, dict[int, int]] = {}
     usual: list[int] = []
     struck = {step for truth in truths.values() for step in truth.strikes.tolist()}
-    for diagnosis, _, steps in diagnosed(file):
+    for diagnosis, steps in diagnosed(file):
         for across in steps:
             watched.append(all(is_watched(step.status) for step in across.ranks.values()))
             if across.step not in struck:
@@ -323,12 +322,12 @@ def _steps_of(abouts: Sequence[Mapping[str, Any]], incident: Incident) -> list[t
     return [of_ranks for of_ranks in rows if first <= of_ranks[0][0] <= last]
 
 
-def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, int, list[StepAcrossRanks]]]:
-    """The diagnosis after every frame of a recording, when that came (ns), and the steps that it completed."""
+def diagnosed(file: Path) -> Iterator[tuple[Diagnosis, list[StepAcrossRanks]]]:
+    """The diagnosis after every frame of a recording, and the steps that it completed."""
     run = Run()
     for message, envelope in Recording(file):
         steps = run.apply_message(message, envelope.received_ns)
-        yield run.diagnosis, envelope.received_ns, steps
+        yield run.diagnosis, steps
 
 
 def _leads(across: StepAcrossRanks) -> Floats:
@@ -367,7 +366,7 @@ def _oracle(
 
 def _took(abouts: Sequence[Mapping[str, Any]], at: int) -> dict[int, int]:
     """How long the strikes of a stretch took, by step (ns)."""
-    return {step: took_ns for about in abouts for stretch, step, took_ns, _ in about["strikes"] if stretch == at}
+    return {step: took_ns for about in abouts for stretch, step, took_ns in about["strikes"] if stretch == at}
 
 
 def _layouts(file: Path) -> Layouts:
@@ -387,7 +386,7 @@ def _truths(
     layers: dict[int, str] = {}
     for about in abouts:
         layers |= {int(layer): name for layer, name in about["layers"].items()}
-        for at, step, took_ns, _ in about["strikes"]:
+        for at, step, took_ns in about["strikes"]:
             strikes.setdefault(at, []).append((step, took_ns))
     return {at: _truth(planned[at], found, world, layers, layouts) for at, found in sorted(strikes.items())}
 
@@ -422,60 +421,3 @@ def _params(layer: str, layouts: Layouts) -> frozenset[int]:
     """The ids of a layer's parameters."""
     names = {param: layouts.layer(param) for layout in layouts.values() for param in range(len(layout.params))}
     return frozenset(param for param, name in names.items() if f".{name}".rpartition(".")[0].endswith(f".{layer}"))
-
-
-# -- hangs ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Hang:
-    """A rank that stopped (``stop``) or slept (any other place) for `HANG_S` seconds.
-
-    Attributes:
-        named_s: After how long the diagnosis named that rank, and no other; None if it never did.
-        said: Whom it named while the rank hung, and after how many seconds first.
-    """
-
-    place: str
-    rank: int
-    step: int
-    named_s: float | None
-    said: dict[tuple[int, ...], float]
-
-
-def hang_run(world: int, count: int, seed: int, stop: Stop) -> list[Hang]:
-    """A job whose ranks hang one after the other, and go on."""
-    dice = random.Random(seed)
-    planned = [
-        Stretch("hang", dice.choice(HANG_PLACES), dice.randrange(world), since, since + 1, seconds=HANG_S)
-        for since in range(START_STEP, START_STEP + count * HANG_EVERY, HANG_EVERY)
-    ]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        run_job("plain", world, planned, planned[-1].until + HANG_EVERY, folder, pinned=False, stop=stop)
-        strikes = {
-            at: (step, at_ns)
-            for rank in range(world)
-            for at, step, _, at_ns in json.loads((folder / f"strikes-{rank}.json").read_text())["strikes"]
-        }
-        named = _named_hangs(folder / "run.mcap")
-    return [_hang(one, *strikes[at], named) for at, one in enumerate(planned)]
-
-
-def _hang(one: Stretch, step: int, at_ns: int, named: Sequence[tuple[int, tuple[int, ...]]]) -> Hang:
-    assert one.rank is not None
-    said: dict[tuple[int, ...], float] = {}
-    for when, ranks in named:
-        if at_ns <= when <= at_ns + one.seconds * 1e9:
-            said.setdefault(ranks, (when - at_ns) / 1e9)
-    return Hang(one.place, one.rank, step, said.get((one.rank,)) if len(said) == 1 else None, said)
-
-
-def _named_hangs(file: Path) -> list[tuple[int, tuple[int, ...]]]:
-    """When (receive time) which ranks were named as hanging: at every frame."""
-    return [
-        (received_ns, incident.ranks)
-        for diagnosis, received_ns, _ in diagnosed(file)
-        for incident in diagnosis.incidents()
-        if incident.kind == "hang" and incident.open
-    ]

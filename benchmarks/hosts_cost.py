@@ -1,12 +1,13 @@
-"""What watching a job on several hosts adds to a step: blocks of steps with and without it, as in `overhead.py`.
+"""What watching a job on two hosts adds to a step: blocks of steps with and without it, as in `overhead.py`.
 
-    hosts_cost.py RESULT ROUNDS STEPS
+    python benchmarks/hosts_cost.py [--rounds 64] [--steps 32]
 
-Started by `hosts.py` on every host. Rank 0 writes the table to the file RESULT.
+Takes about seven minutes, and needs root: the hosts are namespaces of this machine, on links of 100 Mbit/s.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -22,14 +23,20 @@ from benchmarks.overhead import (
     Sample,
     Variant,
     Watched,
+    bind,
     compared,
     plain,
     take_turns,
 )  # fmt: skip
+from tests.support.hosts import why_not
+from tests.support.network import START_S, TOOLS, network
 from tests.support.rounds import Rounds, rounds_done
 
+HOSTS = 2
+ROUND_S = 60.0  # more than a round takes
 STEP_MS = 10  # of compute: the gradients (1 MB) take longer on the wire
 SETTLE_STEPS = 12  # more than a second, after which the block's own frames are on the wire
+RESULT = "BENCHMARK_RESULT"  # names the file for the table to the job
 
 
 class SettledJob(Job):
@@ -42,21 +49,15 @@ class SettledJob(Job):
             return super().block(plain, steps)
 
 
-def bind() -> None:
-    """Binds every thread of this process to one core, a different one for each rank, as the hosts are one machine."""
-    cores = sorted(os.sched_getaffinity(0))
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {cores[dist.get_rank() % len(cores)]})
-
-
-def main(result: Path, count: int, steps: int) -> None:
+def train(result: Path, count: int, steps: int) -> None:
+    """A rank of the job; rank 0 writes the table."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     with Rounds.of_job() as rounds:
         job = SettledJob(STEP_MS, "ddp")
         job.block(plain, PLAIN_WARM_UP_STEPS)
         watched = Watched(job.model)
-        bind()
+        bind(dist.get_rank())  # the hosts are one machine
         job.block(watched.variant(WATCHED), WARM_UP_STEPS)
         watched.note_steps()
         comparison = take_turns(job, {WATCHED: watched.variant(WATCHED)}, count, steps, rounds)
@@ -66,5 +67,22 @@ def main(result: Path, count: int, steps: int) -> None:
     dist.destroy_process_group()
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=32, help="steps in a block (default: %(default)s)")
+    args = parser.parse_args()
+    if result := os.environ.get(RESULT):
+        train(Path(result), args.rounds, args.steps)
+        return
+    if why := why_not(*TOOLS):
+        sys.exit(f"benchmarks/hosts_cost.py {why}")
+    with network(HOSTS) as hosts:
+        file = hosts.folder / "result"
+        with hosts.job("benchmarks/hosts_cost.py", *sys.argv[1:], **{RESULT: str(file)}) as job:
+            job.wait(START_S + args.rounds * ROUND_S)
+        print(file.read_text())
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main()

@@ -252,29 +252,16 @@ class FsdpSwitch:
 
 
 @contextmanager
-def python_hooks(model: nn.Module) -> Iterator[None]:
-    """Adds a Python hook per parameter that only reads the clock."""
-
-    def stamp(param: torch.Tensor) -> None:
-        time.monotonic_ns()
-
-    handles = [param.register_post_accumulate_grad_hook(stamp) for param in model.parameters()]
-    yield
-    for handle in handles:
-        handle.remove()
-
-
-@contextmanager
 def profiled(model: nn.Module) -> Iterator[None]:
     """Runs the block under torch.profiler."""
     with profile(activities=[ProfilerActivity.CPU]):
         yield
 
 
-def bind() -> None:
+def bind(rank: int) -> None:
     """Binds every thread of this process to one core, a different one for each rank."""
     cores = sorted(os.sched_getaffinity(0))
-    core = cores[int(os.environ["LOCAL_RANK"]) % len(cores)]
+    core = cores[rank % len(cores)]
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), {core})
 
@@ -315,7 +302,7 @@ def measure(job: Job, rounds: Rounds, count: int, steps: int, attached: bool) ->
     job.block(plain, PLAIN_WARM_UP_STEPS)
     watched = Watched(job.model)
     with viewer(attached):
-        bind()
+        bind(int(os.environ["LOCAL_RANK"]))
         job.block(watched.variant(ATTACHED), WARM_UP_STEPS)  # with the job's lease, until that has its page
         while attached and not watched.granted():
             job.block(watched.variant(ATTACHED), steps)
@@ -324,7 +311,6 @@ def measure(job: Job, rounds: Rounds, count: int, steps: int, attached: bool) ->
         fewer = max(8, count // 8)
         kinds: tuple[tuple[dict[str, Variant], int], ...] = (
             ({name: watched.variant(name) for name in names}, count),
-            ({"a Python hook per parameter": python_hooks}, fewer),
             ({PROFILED: profiled}, fewer),  # last, because profiling changes the process for good
         )
         comparisons = [take_turns(job, variants, planned, steps, rounds) for variants, planned in kinds]
@@ -351,7 +337,7 @@ def show(comparisons: list[Comparison], notes: dict[str, list[Note]], steps: int
             print("\n".join(compared(comparison)))
         print(f"{comparison.variant}: {rounds_done(comparison.done, comparison.planned)}, {steps} steps in a block\n")
     if all(comparison.done for comparison in comparisons):
-        watched, _, profiled = comparisons
+        watched, profiled = comparisons
         print(profiler_against_ddpwatch(watched.added(WATCHED, "wall"), profiled.added(PROFILED, "wall")))
     for name, noted in notes.items():
         print("\n".join(own_figure(name, noted, steps)))

@@ -5,8 +5,7 @@
 ``--part pairs`` runs bucket caps, fp16, PowerSGD and a straggler on three links. ``--part paced`` does the same with
 models whose compute is pauses: as on GPUs, the hosts' cores are free for communication, and step times do not drift.
 ``--part options`` runs the first bucket's cap, DDP's options, bf16, accumulation, and two and three ranks. All need
-root (network namespaces with ``tc tbf``); without it, they say so and end. ``--part speed`` measures how long an answer
-takes, for a made-up job.
+root (network namespaces with ``tc tbf``); without it, they say so and end.
 
 One job per network trains with all settings, one after the other in the same processes, and records every step in full.
 Every pair of settings that differ in one thing is a prediction: from the recording of the one, the measured step of the
@@ -54,7 +53,6 @@ from benchmarks.whatif_jobs import (
     read_wires,
     record,
 )
-from benchmarks.whatif_speed import print_speed
 from ddpwatch.common.text import table
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.whatif.answer import Prediction, WhatIf
@@ -108,11 +106,9 @@ class Scored:
 def main(argv: Sequence[str] | None = None) -> int:
     """Records, predicts, prints the table; the exit code is 0 also where there can be no such network."""
     args = _parser().parse_args(argv)
-    reason = "" if args.again or args.part == "speed" else why_not()
+    reason = "" if args.again else why_not()
     if reason:
         print(f"skipped: {reason}")
-    elif args.part == "speed":
-        print_speed()
     elif args.again is not None:
         report(args.again)
     else:
@@ -133,7 +129,7 @@ def _record_and_report(args: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=[*PARTS, "speed"], default="pairs", help="what to check (default: pairs)")
+    parser.add_argument("--part", choices=PARTS, default="pairs", help="what to check (default: pairs)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the recordings in DIR, and use those in it")
     parser.add_argument("--again", type=Path, metavar="DIR", help="predict from the recordings in DIR only")
     parser.add_argument("--only", default="", metavar="TEXT", help="settings whose names contain it: gpt-2-1000")

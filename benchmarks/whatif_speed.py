@@ -1,4 +1,4 @@
-"""How long 20 scenarios take for 8 made-up ranks with 500 full steps each."""
+"""How long `ddpwatch whatif` takes for 20 scenarios of 8 made-up ranks with 500 full steps each: half a minute."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCENARIOS = [
 T = TypeVar("T")
 
 
-def print_speed() -> None:
+def main() -> None:
     """Prints wall and CPU seconds; the median of a few rounds."""
     messages = list(JOB.messages())
     recorded, read = _timed(lambda: recorded_of(messages))
@@ -57,3 +57,7 @@ def _timed(call: Callable[[], T]) -> tuple[T, list[str]]:
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     return found, [f"{median(walls):.2f}", f"{median(cpus):.2f}"]
+
+
+if __name__ == "__main__":
+    main()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.test_faults import Outcome, rows
 from tests.soak.seen import Viewer
+from tests.soak.test_faults import Outcome, rows
 from tests.support.network import SKEWS_S
 
 

@@ -12,7 +12,7 @@ from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.sampling.levels import is_watched
 from tests.support.diagnosis_cases import Case, Job, Kind, Truth, job_of
 from tests.support.diagnosis_score import play
-from tests.support.fleet import Disturbance, Shape
+from tests.support.fleet import LAYER_PARAMS, Disturbance, Fleet, Shape, zeros
 from tests.support.fleet_noise import Noise, NoiseKind
 
 MS = 1_000_000
@@ -118,3 +118,25 @@ def test_incidents_are_the_same_whenever_somebody_asks() -> None:
             diagnosis.add_step(job.fleet.across(played))
         asked.incidents()
     assert asked.incidents() == once.incidents() != []
+
+
+@pytest.mark.parametrize(("rank", "cause"), [(1, "backward"), (2, "input")])
+def test_a_rank_is_named_though_all_steps_are_equally_long_as_all_wait_for_it(rank: int, cause: str) -> None:
+    """Late by 200 ms in its backward, or by 150 ms at its input, of steps of 93 ms, from the first step on."""
+    shape = Shape(world=4, steps=60, step_ns=93 * MS, noise=Noise("gauss", 0.01), watched_period=2, seed=252)
+    wrong, late = Disturbance(shape), zeros(shape)
+    if cause == "input":
+        wrong.data[:, rank] = 150 * MS
+    else:
+        late[:, rank] = 200 * MS
+        wrong.backward.append((5 * LAYER_PARAMS, late))
+    fleet = Fleet(shape, wrong)
+    diagnosis, durations = Diagnosis(fleet.names), []
+    for played in fleet.play():
+        diagnosis.add_step(fleet.across(played))
+        durations.append(played.end - played.start)
+    means = np.mean(durations, axis=0)
+    assert np.ptp(means) < 0.02 * means.min()
+    found = diagnosis.slowest()
+    assert found is not None
+    assert found.ranks == (rank,)

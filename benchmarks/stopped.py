@@ -1,16 +1,17 @@
-"""Whether a suspended collector slows the job down, and whether memory grows meanwhile.
+"""Whether a viewer or a collector that is suspended or killed slows the job down, and whether memory grows meanwhile.
 
-    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/stopped_collector.py [--rounds 3]
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/stopped.py [--rounds 4]
 
 Takes about four minutes. Budget: 0 ms to training, memory bounded, drops counted, recovery without a restart.
 
 The model is tiny: a step, and with it a frame, takes a few milliseconds, so that there are more frames than the queues
-hold. Every round has three windows of ``--seconds``, with the collector running, running again, and suspended. The
-difference between the first two is noise. All rounds belong to one run of the job.
+hold. Every round has a window of ``--seconds`` for each case. Windows alternate, so that a noisy machine disturbs all
+cases equally; the difference between the first two is noise. A *running* dashboard competes for the cores like any
+other program; suspended or killed it must not matter.
 
 The columns:
     step ms           the median step
-    ratio             to "running" of the same round (`paired.hodges_lehmann`), with its 95 % interval
+    ratio             to "nothing" of the same round (`paired.hodges_lehmann`), with its 95 % interval
     rank 0 MiB        resident memory after each round
     dropped so far    frames that rank 0's sender has dropped, after each round
 """
@@ -20,9 +21,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import pty
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -44,8 +49,11 @@ from tests.support.paired import ratio_cells
 from tests.support.rounds import Rounds, rounds_done
 
 BLOCK_STEPS = 50
+ATTACH_S = 2.0
 COLLECTOR_EXIT_S = 60.0
-COLLECTOR = ("running", "running again", "suspended")
+CASES = (
+    "nothing", "nothing again", "viewer running", "viewer suspended", "viewer killed", "collector suspended",
+)  # fmt: skip
 
 
 class Training:
@@ -61,6 +69,7 @@ class Training:
 
     def window(self, seconds: float) -> float:
         """Trains that long, or until the rounds are to stop; the median ms per step over the blocks."""
+        dist.barrier()
         end, blocks = time.monotonic() + seconds, []
         while self._go_on.item():
             start = time.monotonic()
@@ -91,8 +100,8 @@ def measured(step_ms: float) -> Window:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of a window (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=8.0, help="length of a window (default: %(default)s)")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -104,15 +113,16 @@ def main() -> None:
 def measure(rounds: Rounds, count: int, seconds: float, file: Path) -> None:
     """Trains all rounds, then prints the table on rank 0."""
     training, first = Training(file, rounds), dist.get_rank() == 0
-    training.window(seconds / 4)  # warm-up
-    collector = next(info.pid for info in rundir.live_runs() if info.run_id == training.watch.run_id) if first else 0
-    windows: dict[str, list[Window]] = {name: [] for name in COLLECTOR}
-    for _, name in rounds.over(list(product(range(count), COLLECTOR)), "windows"):
-        with suspended(collector) if first and name == "suspended" else contextlib.nullcontext():
+    training.window(seconds)  # warm-up
+    run_id = training.watch.run_id
+    collector = next(info.pid for info in rundir.live_runs() if info.run_id == run_id) if first else 0
+    windows: dict[str, list[Window]] = {case: [] for case in CASES}
+    for _, case in rounds.over(list(product(range(count), CASES)), "windows"):
+        with case_of(case, str(run_id), collector) if first else contextlib.nullcontext():
             window = measured(training.window(seconds))
         if not rounds.stop_requested:  # else it is shorter than the others
-            windows[name].append(window)
-    training.window(seconds / 4)  # so that the recording has frames from after the last suspension
+            windows[case].append(window)
+    training.window(seconds)  # so that the recording has frames from after the last suspension
     training.watch.close()
     dist.barrier()
     if first:
@@ -121,35 +131,67 @@ def measure(rounds: Rounds, count: int, seconds: float, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def suspended(pid: int) -> Iterator[None]:
-    """Suspends a process as Ctrl-Z would."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
+def case_of(case: str, run_id: str, collector: int) -> Iterator[None]:
+    """Brings a case about, while the other ranks wait."""
+    if case == "collector suspended":
+        os.kill(collector, signal.SIGSTOP)  # as Ctrl-Z would
+        try:
+            yield
+        finally:
+            os.kill(collector, signal.SIGCONT)
+    elif case.startswith("viewer"):
+        with dashboard(run_id) as process:
+            time.sleep(ATTACH_S)
+            if case == "viewer suspended":
+                process.send_signal(signal.SIGSTOP)  # it reads no more frames
+            elif case == "viewer killed":
+                process.kill()
+                process.wait()
+            yield
+    else:
         yield
+
+
+@contextlib.contextmanager
+def dashboard(run_id: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``ddpwatch`` in a pseudo-terminal, whose output is read and thrown away."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "ddpwatch", "attach", run_id]
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+    )
+    os.close(slave)
+    threading.Thread(target=drain, args=(master,), daemon=True).start()
+    try:
+        yield process
     finally:
-        os.kill(pid, signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+def drain(terminal: int) -> None:
+    """Reads a pseudo-terminal until the other side closes it."""
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 1 << 16):
+            pass
+    os.close(terminal)
 
 
 def show(windows: dict[str, list[Window]], planned: int, report: dict[str, Any]) -> None:
     """Prints the complete rounds, and the drops that the recording's report counts."""
     done = min(map(len, windows.values()))
-    if done:
-        print("\n".join(summary({name: measured[:done] for name, measured in windows.items()})))
+    rows = []
+    for case, measured in windows.items() if done else ():
+        step_ms, memory_mib, dropped = zip(*measured[:done], strict=True)
+        ratio = ratio_cells(step_ms, [window.step_ms for window in windows[CASES[0]][:done]])
+        memory = ", ".join(f"{value:.1f}" for value in memory_mib)
+        rows.append([case, f"{statistics.median(step_ms):.2f}", *ratio, memory, ", ".join(map(str, dropped))])
+    heading = ["", "step ms (p50)", "ratio", "95 % interval", "rank 0 MiB", "dropped so far"]
+    print("\n".join(table(heading, rows)))
     for row in report["ranks"]:
         print(f"rank {row['rank']} in the report: {row['steps']} steps, {row['dropped']} frames dropped")
     print(f"{rounds_done(done, planned)}, {os.cpu_count()} cores, {dist.get_world_size()} ranks")
-
-
-def summary(windows: dict[str, list[Window]]) -> list[str]:
-    """The table, of as many windows of each kind."""
-    rows = []
-    for name, measured in windows.items():
-        step_ms, memory_mib, dropped = zip(*measured, strict=True)
-        ratio = ratio_cells(step_ms, [window.step_ms for window in windows[COLLECTOR[0]]])
-        memory = ", ".join(f"{value:.1f}" for value in memory_mib)
-        rows.append([name, f"{statistics.median(step_ms):.2f}", *ratio, memory, ", ".join(map(str, dropped))])
-    heading = ["collector", "step ms (p50)", "ratio", "95 % interval", "rank 0 MiB", "dropped so far"]
-    return table(heading, rows)
 
 
 if __name__ == "__main__":
