@@ -23,9 +23,9 @@ help:
 	@echo "make safety-table write the lists in tests/integration/safety_cases.md from what its tests see"
 	@echo "make framework-table write the table in docs/frameworks.md from what its tests see"
 	@echo "make screenshots  make the screenshots of the README and the guide, from a real and a made-up run"
-	@echo "make bench        run the benchmarks (40 minutes; Ctrl-C ends one with the rounds it has)"
+	@echo "make bench        run the benchmarks and write their tables into benchmarks/RESULTS.md (half an hour)"
 	@echo "make gpu          run the benchmarks that need a GPU; without one, on a simulated one as far as that goes"
-	@echo "make soak         30 minutes of jobs and viewers that come, go and are killed: nothing may break or be left"
+	@echo "make soak         50 minutes of jobs, viewers and nodes that come, go and are killed: nothing may break or be left"
 
 install: $(STAMP)
 
@@ -75,24 +75,14 @@ screenshots: install
 	$(BIN)/python docs/make_screenshots.py --scenes
 
 bench: install
-	$(BIN)/python benchmarks/viewers.py
-	$(BIN)/python benchmarks/recording.py
-	$(BIN)/python benchmarks/compare_aa.py
-	$(BIN)/python benchmarks/diagnosis.py --quick
-	$(BIN)/python benchmarks/dashboard.py
-	$(BIN)/python benchmarks/collector.py --hostile
-	$(BIN)/python benchmarks/node_steps.py
-	$(BIN)/python benchmarks/many_agents.py
-	$(JOB) benchmarks/overhead.py
-	$(JOB) benchmarks/profiler_truth.py
-	$(JOB) benchmarks/strategies.py
-	$(JOB) benchmarks/stopped_collector.py
+	$(BIN)/python -m benchmarks
 
 gpu: install
 	$(BIN)/python -m benchmarks.gpu
 
 soak: install
 	$(BIN)/python -m tests.soak.soak
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -s tests/soak
 
 clean:
 	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

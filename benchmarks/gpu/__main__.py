@@ -24,7 +24,7 @@ from ddpwatch.common.text import table
 FOLDER = Path(__file__).parent
 PARTS = (
     "two_ranks", "matrix", "graphs", "captures", "illegal_access", "overlap_known", "stamp_cost", "ahead",
-    "overlap_blocking", "drift", "device_panel", "truth",
+    "overlap_blocking", "drift", "truth",
 )  # fmt: skip
 MARK = "GPU_BENCHMARK_PART"  # in the environment of all that a part starts
 LIMIT_S, LEAST_S = 180.0, 8.0  # the most that a part may take; with less than that left, none starts
