@@ -50,7 +50,7 @@ from tests.support.rounds import Rounds, rounds_done
 
 BLOCK_STEPS = 50
 ATTACH_S = 2.0
-COLLECTOR_EXIT_S = 60.0
+COLLECTOR_S = 60.0
 CASES = (
     "nothing", "nothing again", "viewer running", "viewer suspended", "viewer killed", "collector suspended",
 )  # fmt: skip
@@ -115,7 +115,7 @@ def measure(rounds: Rounds, count: int, seconds: float, file: Path) -> None:
     training, first = Training(file, rounds), dist.get_rank() == 0
     training.window(seconds)  # warm-up
     run_id = training.watch.run_id
-    collector = next(info.pid for info in rundir.live_runs() if info.run_id == run_id) if first else 0
+    collector = collector_of(str(run_id)) if first else 0
     windows: dict[str, list[Window]] = {case: [] for case in CASES}
     for _, case in rounds.over(list(product(range(count), CASES)), "windows"):
         with case_of(case, str(run_id), collector) if first else contextlib.nullcontext():
@@ -126,8 +126,19 @@ def measure(rounds: Rounds, count: int, seconds: float, file: Path) -> None:
     training.watch.close()
     dist.barrier()
     if first:
-        psutil.Process(collector).wait(COLLECTOR_EXIT_S)  # it closes its recording
+        psutil.Process(collector).wait(COLLECTOR_S)  # it closes its recording
         show(windows, count, report_of(file))
+
+
+def collector_of(run_id: str) -> int:
+    """The collector's pid, once it runs; the other ranks wait."""
+    deadline = time.monotonic() + COLLECTOR_S
+    while time.monotonic() < deadline:
+        for info in rundir.live_runs():
+            if info.run_id == run_id:
+                return info.pid
+        time.sleep(0.1)
+    raise SystemExit("the job has no collector")
 
 
 @contextlib.contextmanager
