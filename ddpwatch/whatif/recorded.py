@@ -137,6 +137,8 @@ class RecordedBuilder:
         if not across.comparable:
             self._uncomparable = True
             return
+        if len(across) * FULL.least > FULL.rank_steps:
+            across.pack()  # the fewest steps take more than that: encoded, a fifth of it
         self._full.append(across)
         if len(self._full) > FULL.of(len(across)):
             self._full.popleft()
@@ -208,7 +210,7 @@ class RecordedBuilder:
 
     def _comparable_steps(self, layout: Layout) -> list[StepAcrossRanks]:
         """Returns the full steps with the newest buckets, without the first ones if there are enough others."""
-        why_not = [self._unfit(across, layout) for across in self._full]
+        why_not = [self._unfit(across.detached(), layout) for across in self._full]  # what it works out takes memory
         found = [across for across, reason in zip(self._full, why_not, strict=True) if not reason]
         settled = [across for across in found if across.step >= STARTING_STEPS]
         found = settled if len(settled) >= FEWEST_STEPS else found
