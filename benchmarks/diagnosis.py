@@ -23,7 +23,6 @@ The columns:
     pieces         incidents per fault
     named after    watched steps until the engine lists it: median and 99th percentile
     cost           stated against true: median, and 90th percentile of the absolute error
-Strength is a rank's extra lateness in all watched steps, in standard errors of its lateness without the fault.
 False alarms are warnings and errors in clean runs. In real jobs, those do not count that another witness confirms:
 DDP's own logger, where communication is exposed, or takes longer than before; the kernel, where a rank is late because
 it waited for a core.
@@ -35,7 +34,7 @@ import argparse
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,8 +50,6 @@ from benchmarks.diagnosis_goals import (
     Row,
     alarm_row,
     by_kind,
-    by_noise,
-    by_strength,
     goal_rows,
     goals_table,
 )
@@ -68,7 +65,7 @@ from ddpwatch.common.text import table
 from tests.support.diagnosis_cases import CLEAN_STEPS as RUN_STEPS
 from tests.support.diagnosis_cases import KINDS, Case, Kind, cases, job_of
 from tests.support.diagnosis_score import Result, Score, play
-from tests.support.fleet_noise import NOISES, NoiseKind
+from tests.support.fleet_noise import NOISES
 from tests.support.rounds import Rounds, rounds_done
 
 WORLDS = (2, 4, 8, 16, 64, 1024)
@@ -192,22 +189,22 @@ def _incident(incident: Any) -> str:
 # -- made-up jobs --------------------------------------------------------------------------------------------
 
 
-def clean_cases(steps: int, noises: Sequence[NoiseKind]) -> Iterator[Case]:
+def clean_cases(steps: int) -> Iterator[Case]:
     """Runs in which nothing goes wrong, of all noises and sizes, one after the other."""
     for seed in range(steps // RUN_STEPS):
-        world = CLEAN_WORLDS[seed // len(noises) % len(CLEAN_WORLDS)]
-        yield Case("clean", 0.0, world, seed, noises[seed % len(noises)])
+        world = CLEAN_WORLDS[seed // len(NOISES) % len(CLEAN_WORLDS)]
+        yield Case("clean", 0.0, world, seed, NOISES[seed % len(NOISES)])
 
 
 def simulated(args: argparse.Namespace) -> Found:
     """Plays all cases; Ctrl-C keeps those played so far."""
     found, kept = Found(), Kept(args.resume)
-    faulty = list(cases(tuple(args.kinds), tuple(args.ranks), args.seeds, tuple(args.noises)))
+    faulty = list(cases(tuple(args.kinds), tuple(args.ranks), args.seeds, NOISES))
     with Rounds() as rounds:
         for case in rounds.over(faulty, "faults"):
             found.merge(kept.found(str(case), partial(_played, case)))
         done = len(found.speeds)
-        for case in rounds.over(list(clean_cases(args.clean_steps, args.noises)), "clean runs"):
+        for case in rounds.over(list(clean_cases(args.clean_steps)), "clean runs"):
             found.merge(kept.found(str(case), partial(_played, case)))
     print(f"{rounds_done(done, len(faulty), 'case')}; {found.clean_steps} clean steps")
     return found
@@ -281,7 +278,7 @@ def speed_row(found: Found) -> Row:
 
 def show(found: Found, goals: Goals, most_misses: int) -> None:
     """Prints the tables."""
-    print("\n".join([*by_kind(found.judged), "", *by_noise(found.judged), "", *by_strength(found.judged)]))
+    print("\n".join(by_kind(found.judged)))
     if found.others:
         others = ", ".join(f"{kind}: {count} {what}" for (kind, what), count in sorted(found.others.items()))
         print(f"besides the fault: {others}")
@@ -312,13 +309,6 @@ def _names(text: str) -> list[Kind]:
     return kinds
 
 
-def _noises(text: str) -> list[NoiseKind]:
-    noises = [noise for noise in NOISES if noise in text.split(",")]
-    if len(noises) != len(text.split(",")):
-        raise argparse.ArgumentTypeError(f"noises are {', '.join(NOISES)}")
-    return noises
-
-
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
@@ -334,7 +324,6 @@ def parsed(argv: Iterable[str] | None = None) -> argparse.Namespace:
     scripts = f"real: {', '.join(SCRIPTS)} (default: {','.join(USUAL_SCRIPTS)}); clean steps are of the first"
     parser.add_argument("--scripts", type=_scripts, default=list(USUAL_SCRIPTS), metavar="SCRIPT,…", help=scripts)
     parser.add_argument("--kinds", type=_names, default=list(KINDS), metavar="KIND,…", help=", ".join(KINDS))
-    parser.add_argument("--noises", type=_noises, default=list(NOISES), metavar="NOISE,…", help=", ".join(NOISES))
     parser.add_argument(
         "--clean-steps", type=int, help=f"without a fault (default: {CLEAN_STEPS}; real: {REAL_CLEAN_STEPS})"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -15,7 +14,6 @@ from tests.support.diagnosis_score import SOON_STEPS, Score
 
 COUNTED_SIZE = 0.05  # of a step: what is smaller is shown, and does not count
 NAMED_SIZE = 0.10
-STRENGTHS = (4, 6, 8, 12, 20)
 FINDABLE = 0.99  # chance of a test
 STALLS = ("stall", "stop")
 SEARCH, ORACLE = attrgetter("searching"), attrgetter("knowing")
@@ -90,25 +88,6 @@ def by_kind(judged: Sequence[Judged]) -> list[str]:
         for (kind, size), scores in sorted(groups.items())
     ]
     return table(["kind", "size", *COLUMNS], rows)
-
-
-def by_noise(judged: Sequence[Judged]) -> list[str]:
-    """A table with a row per noise, of faults that count."""
-    groups: dict[str, list[Score]] = {}
-    for one in judged:
-        if counts(one):
-            groups.setdefault(one.noise, []).append(one.score)
-    return table(["noise", *COLUMNS], [[noise, *_cells(scores)] for noise, scores in sorted(groups.items())])
-
-
-def by_strength(judged: Sequence[Judged]) -> list[str]:
-    """A table with a row per strength, of all faults of single ranks."""
-    groups: dict[int, list[Score]] = {}
-    for one in judged:
-        if one.score.strength is not None:
-            groups.setdefault(bisect(STRENGTHS, one.score.strength), []).append(one.score)
-    names = [f"< {STRENGTHS[0]}", *(f"≥ {least}" for least in STRENGTHS)]
-    return table(["strength", *COLUMNS], [[names[at], *_cells(scores)] for at, scores in sorted(groups.items())])
 
 
 def counts(judged: Judged) -> bool:

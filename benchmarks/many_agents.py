@@ -1,15 +1,22 @@
-"""A real root with 128 made-up agents, and a real agent with 8 made-up ranks, over loopback: what they cost.
+"""What 128 nodes of 8 ranks send up: bytes; what their agents cost a real root over loopback; what a real agent costs.
 
     python benchmarks/many_agents.py [--seconds 60] [--agents 128]
 
-Takes twice as long as it measures, and a minute. Budget: root at most 40 % of a core and 250 MB, nothing lost, and 95 %
-of steps at a viewer within a second of their end; agent at most 5 % of a core and 80 MB, and 128 agents' node steps
-at most 1 MB/s.
+Takes twice as long as it measures, and two minutes. Budget: at most 1 MB/s of node steps for 1,024 ranks at 5 steps/s;
+root at most 40 % of a core and 250 MB, nothing lost, and 95 % of steps at a viewer within a second of their end; agent
+at most 5 % of a core and 80 MB.
 
-Each agent speaks for 8 ranks with 5 steps a second, in a job that has settled on its sampling (`node_steps.py`). It
-sends twice a second, as ranks do: the steps that have ended since, packed beforehand, heartbeats, and device samples;
-and it pings. All traffic is encrypted with CURVE, and each agent has a key of its own. The agents are one process, the
-viewer, which takes node steps as they are, is another: a machine with two cores has none to spare. The columns:
+The first table has a row for each mixture of steps:
+    ``full``       all but one step in 32 are full, as in a job's first seconds
+    ``attended``   one step in 8 is full, as with a viewer
+    ``settled``    every second step is watched, one in 64 is full, as later on
+Its columns: bytes of a rank's step as the rank sends it (raw) and in its node's message (up); all ranks together at 5
+steps/s; the CPU time of an agent and of a viewer per rank and step (pack, expand).
+
+In the second table, each agent speaks for 8 ranks in a job that has settled. It sends twice a second, as ranks do: the
+steps that have ended since, packed beforehand, heartbeats, and device samples; and it pings. All traffic is encrypted
+with CURVE, and each agent has a key of its own. The agents are one process, the viewer, which takes node steps as they
+are, is another: a machine with two cores has none to spare. The columns:
     root core       the root's CPU time as a share of a core
     root waits      for how much of the time its main thread waited for a core: where that is much, so are the ages
     root MB         its memory, at most
@@ -19,8 +26,8 @@ viewer, which takes node steps as they are, is another: a machine with two cores
     steps MB/s      node steps, all agents together
     all MB/s        all frames of all agents
 
-In the second table, 8 ranks send the same steps raw to an agent, which packs them, samples the ranks' processes and the
-host, and sends to a root (`real_agent.py`). The last column is its node steps' rate, times 128.
+In the third table, 8 ranks send the same steps raw to an agent, which packs them, samples the ranks' processes and the
+node, and sends to a root (`real_agent.py`). The last column is its node steps' rate, times 128.
 """
 
 from __future__ import annotations
@@ -31,134 +38,92 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import msgspec
 import psutil
-import zmq
 
-from benchmarks.node_steps import (
-    PER_NODE,
-    SAMPLED_STEPS,
-    STEPS_PER_S,
-    acquainted,
-    node_steps,
-    others,
-    packed,
-)  # fmt: skip
-from benchmarks.real_agent import COLUMNS, agent_row
-from ddpwatch.collector.uplink import Uplink
+from benchmarks.real_agent import COLUMNS, NODES, agent_row, cpu_s
+from ddpwatch.collector.node_steps import NodeStepPacker
 from ddpwatch.common.text import table
 from ddpwatch.probe.collector_process import CollectorProcess
-from ddpwatch.run import clock, rundir
+from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import LiveSource
-from ddpwatch.wire import transport
-from ddpwatch.wire.control import Admit, Connect, Listen, Listening
+from ddpwatch.wire.control import Admit, Listen, Listening
 from ddpwatch.wire.keys import KeyPair, new_key_pair
-from ddpwatch.wire.messages import ClockExchange, Hello, Message, Node, NodeStep, Status, decode, encode
-from tests.support.synthetic import Fleet
+from ddpwatch.wire.messages import Node, NodeStep, Status, Step, encode
+from ddpwatch.wire.node_step import expand
+from tests.support.made_up_nodes import (
+    MIXTURES,
+    PER_NODE,
+    SAMPLED_STEPS,
+    STEP_NS,
+    STEPS_PER_S,
+    acquainted,
+    name_of,
+    node_steps,
+    packed,
+    play_agents,
+    ranks_of,
+    until,
+)
 
 RUN = "many-agents"
-STEP_NS = 10**9 // STEPS_PER_S
-SEND_S = 0.5
+RANKS = NODES * PER_NODE
 SETTLE_S = 2.0  # between the agents' first steps and the measurement
-PATIENCE_S = 120.0
 READ_S = 0.01  # between two looks of the viewer
 ARRIVE_S = 3.0  # for the last steps, once the root has them
 
 
-def name_of(node: int) -> str:
-    """As `ddpwatch.run.rundir.node` would name it."""
-    return f"{node + 1:012x}"
+# -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def ranks_of(node: int) -> list[int]:
-    """Those that it speaks for."""
-    return list(range(node * PER_NODE, (node + 1) * PER_NODE))
+class Row(NamedTuple):
+    """Totals of some steps of a node."""
+
+    steps: int = 0  # of ranks
+    raw: int = 0
+    up: int = 0
+    pack_ns: int = 0
+    expand_ns: int = 0
+
+    def plus(self, other: Row) -> Row:
+        """Both together."""
+        return Row(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def cells(self, name: str) -> list[str]:
+        """As the table shows them."""
+        each = self.steps or 1
+        rate = RANKS * STEPS_PER_S / each / 1e6
+        return [
+            name, f"{self.raw / each:,.0f}", f"{self.up / each:,.1f}", f"{self.raw * rate:.2f}",
+            f"{self.up * rate:.2f}", f"{self.pack_ns / each / 1000:.0f}", f"{self.expand_ns / each / 1000:.0f}",
+        ]  # fmt: skip
 
 
-# -- the agents, a process ------------------------------------------------------------------------------------------
+def of_step(packer: NodeStepPacker, steps: list[Step]) -> Row:
+    """One step of a node."""
+    raw = sum(len(encode(step)) for step in steps)
+    start = time.process_time_ns()
+    message = packed(packer, steps)
+    between = time.process_time_ns()
+    up = len(encode(message))
+    again = time.process_time_ns()
+    found = expand(message)
+    return Row(len(found), raw, up, between - start, time.process_time_ns() - again)
 
 
-class Agents:
-    """All agents of the run."""
-
-    def __init__(self, listening: str, root_key: str, pairs: list[KeyPair]) -> None:
-        self._poller = zmq.Poller()
-        context = transport.Context()
-        orders = [Connect(listening, root_key, pair, name_of(node)) for node, pair in enumerate(pairs)]
-        self.uplinks = [Uplink(context, self._poller, order, 0, list) for order in orders]
-        self._packed = [packed(acquainted(), steps).packed for _, steps in islice(node_steps("settled"), SAMPLED_STEPS)]
-
-    def introduce(self) -> None:
-        """Sends hellos and layouts, and waits until the root has them."""
-        for message in Fleet(PER_NODE * len(self.uplinks)).introduction():
-            if isinstance(message, Hello):
-                about = {"boot_id": clock.boot_id(), "time_ns": clock.time_namespace()}
-                message = msgspec.structs.replace(message, host=f"host{message.rank // PER_NODE}", **about)
-            self.uplinks[message.rank // PER_NODE].take_frame(message, encode(message))  # type: ignore[union-attr, operator]
-        until(lambda: all(uplink.welcome is not None and uplink.is_done for uplink in self.uplinks), self._turn_all)
-
-    def train(self, start_ns: int, steps: int) -> None:
-        """Sends the run's steps as they end, each agent at moments of its own, until the root has them."""
-        sent = [0] * len(self.uplinks)
-        for number in range(1 << 62):
-            turn, node = divmod(number, len(self.uplinks))
-            self._answer(start_ns / 1e9 + SEND_S * number / len(self.uplinks))
-            ended = min((time.monotonic_ns() - start_ns) // STEP_NS, steps)
-            for message in self._messages(node, turn, range(sent[node], ended)):
-                self.uplinks[node].take_frame(message, encode(message))
-            sent[node] = ended
-            self.uplinks[node].turn()
-            if min(sent) == steps:
-                break
-        until(lambda: all(uplink.is_done for uplink in self.uplinks), self._turn_all)
-
-    def _messages(self, node: int, turn: int, steps: range) -> Iterator[Message]:
-        number, ranks = int(name_of(node), 16), ranks_of(node)
-        for step in steps:
-            yield NodeStep(node=number, step=step, ranks=ranks, packed=self._packed[step % SAMPLED_STEPS])
-        if turn % 2 == 0:  # the agent itself adds pings
-            messages = (decode(frame) for frame in others(node, turn // 2))
-            yield from (message for message in messages if not isinstance(message, ClockExchange))
-
-    def _answer(self, until_s: float) -> None:
-        """Lets agents hear what has come, until then."""
-        by_socket = {uplink._socket: uplink for uplink in self.uplinks}
-        while (left_s := until_s - time.monotonic()) > 0:
-            for ready, _ in self._poller.poll(round(left_s * 1000)):
-                if ready in by_socket:
-                    by_socket[ready].turn()
-
-    def _turn_all(self) -> None:
-        for uplink in self.uplinks:
-            uplink.turn()
-
-
-def play(listening: str, root_key: str, pairs: list[KeyPair], steps: int, results: Any) -> None:
-    """The process of the agents. Its results: when the first step starts, then its CPU seconds per second."""
-    agents = Agents(listening, root_key, pairs)
-    agents.introduce()
-    start_ns = time.monotonic_ns()
-    results.put(start_ns)
-    spent_s = time.process_time()
-    agents.train(start_ns, steps)
-    results.put((time.process_time() - spent_s) / ((time.monotonic_ns() - start_ns) / 1e9))
-
-
-def until(condition: Any, turn: Any) -> None:
-    """Goes on until the condition holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise SystemExit("the root and its agents do not come together")
-        turn()
-        time.sleep(0.005)
+def sizes() -> list[str]:
+    """The first table."""
+    rows = []
+    for mixture in MIXTURES:
+        total, packer = Row(), acquainted()
+        for _, steps in islice(node_steps(mixture), SAMPLED_STEPS):
+            total = total.plus(of_step(packer, steps))
+        rows.append(total.cells(mixture))
+    return table(["steps", "raw B", "up B", "raw MB/s", "up MB/s", "pack µs", "expand µs"], rows)
 
 
 # -- the root and the viewer ----------------------------------------------------------------------------------------
@@ -226,12 +191,6 @@ class Viewer:
                 self.seen.dropped[message.node] = message.dropped
         time.sleep(READ_S)
 
-    def cpu_s(self) -> tuple[float, float]:
-        """The root's CPU time so far, and for how long its main thread has waited for a core."""
-        spent = self._process.cpu_times()
-        waited_ns = Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]
-        return spent.user + spent.system, int(waited_ns) / 1e9
-
 
 def measured(nodes: int, seconds: int) -> list[str]:
     """The table's cells."""
@@ -241,7 +200,7 @@ def measured(nodes: int, seconds: int) -> list[str]:
     results = context.SimpleQueue()
     first, steps = int(SETTLE_S * STEPS_PER_S), seconds * STEPS_PER_S
     arguments = (listening.endpoint, keys.public, pairs, first + steps, results)
-    agents = context.Process(target=play, args=arguments, daemon=True)
+    agents = context.Process(target=play_agents, args=arguments, daemon=True)
     process = psutil.Process(rundir.live_runs()[0].pid)
     try:
         with closing(LiveSource(rundir.endpoints(RUN)[1], as_sent=True)) as source:
@@ -251,10 +210,10 @@ def measured(nodes: int, seconds: int) -> list[str]:
             start_ns = results.get()
             while time.monotonic_ns() < start_ns + first * STEP_NS:
                 viewer.read(start_ns)
-            before, since = viewer.cpu_s(), time.monotonic()
+            before, since = cpu_s(process), time.monotonic()
             while time.monotonic_ns() < start_ns + (first + steps) * STEP_NS:
                 viewer.read(start_ns)
-            shares = [(b - a) / (time.monotonic() - since) for a, b in zip(before, viewer.cpu_s(), strict=True)]
+            shares = [(b - a) / (time.monotonic() - since) for a, b in zip(before, cpu_s(process), strict=True)]
             until(lambda: not results.empty(), lambda: viewer.read(start_ns))  # the root has all
             deadline = time.monotonic() + ARRIVE_S
             while time.monotonic() < deadline:
@@ -287,8 +246,10 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60, help="default: %(default)s")
-    parser.add_argument("--agents", type=int, default=128, help="default: %(default)s; 0: only the real agent")
+    parser.add_argument("--agents", type=int, default=NODES, help="default: %(default)s; 0: only the real agent")
     options = parser.parse_args()
+    print("\n".join(sizes()))
+    print(f"{RANKS} ranks on {NODES} nodes, {STEPS_PER_S} steps/s\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="dw-", ignore_cleanup_errors=True) as folder:
         os.environ.update(DDPWATCH_DIR=folder, DDPWATCH_IFNAME="lo")
         row = measured(options.agents, options.seconds) if options.agents else None

@@ -1,90 +1,28 @@
-"""A real agent of 8 made-up ranks, and what it costs: the second table of `many_agents.py`."""
+"""A real agent of 8 made-up ranks, and what it costs: the last table of `many_agents.py`."""
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from itertools import islice
 from pathlib import Path
 
-import msgspec
 import psutil
 
-from benchmarks.node_steps import BEATS_PER_S, NODES, PER_NODE, SAMPLED_STEPS, STEPS_PER_S, node_steps
 from ddpwatch.probe.collector_process import CollectorProcess
-from ddpwatch.run import clock, rundir
+from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import LiveSource
-from ddpwatch.wire import transport
 from ddpwatch.wire.control import Admit, Connect, Listen
 from ddpwatch.wire.keys import new_key_pair
-from ddpwatch.wire.messages import Beat, Hello, Message, NodeStep, Status, Step, encode
-from tests.support.synthetic import Fleet
+from ddpwatch.wire.messages import Message, NodeStep, Status, Step
+from tests.support.made_up_nodes import PER_NODE, STEPS_PER_S, Ranks
 
 RUN, NODE = "real-agent", "0a9e47"
 AGENT = f"{RUN}.{NODE}"  # as `ddpwatch.probe.agent_rendezvous` calls it
-SENDS_PER_S = BEATS_PER_S  # a rank sends what it has together with its heartbeat
+NODES = 128
 SETTLE_S, ARRIVE_S = 3.0, 3.0  # before the measurement, and after it
 PATIENCE_S = 60.0
 COLUMNS = ("agent core", "waits", "MB", "lost", "steps kB/s", "all kB/s", "128 agents MB/s")
-
-
-class Ranks:
-    """The ranks: each has a process, which sleeps, and a connection to the agent."""
-
-    def __init__(self, stack: ExitStack, endpoint: str) -> None:
-        context = transport.Context()
-        stack.callback(context.destroy, linger=0)
-        self._sockets = [transport.rank_push(context) for _ in range(PER_NODE)]
-        for socket in self._sockets:
-            socket.connect(endpoint)
-        self._processes = [subprocess.Popen(["sleep", "infinity"]) for _ in range(PER_NODE)]
-        stack.callback(self._end)
-        steps = islice(node_steps("settled"), SAMPLED_STEPS)
-        self._cycle = [
-            [msgspec.structs.replace(step, rank=step.rank + PER_NODE) for step in ranks] for _, ranks in steps
-        ]
-
-    def introduce(self) -> None:
-        """Sends hellos and layouts."""
-        for message in Fleet(2 * PER_NODE).introduction():
-            if isinstance(message, Hello) and message.rank >= PER_NODE:
-                pid = self._processes[message.rank - PER_NODE].pid
-                about = {"boot_id": clock.boot_id(), "time_ns": clock.time_namespace(), "pid_ns": clock.pid_namespace()}
-                message = msgspec.structs.replace(message, pid=pid, start_ticks=clock.start_ticks(pid), **about)
-            self._send(message)
-
-    def train(self, count: int) -> None:
-        """Sends so many steps, and heartbeats, all ranks at moments of their own; takes as long as the steps do."""
-        start_s = time.monotonic()
-        for turn in range(count * SENDS_PER_S // STEPS_PER_S + 1):
-            ended = [min(number * STEPS_PER_S // SENDS_PER_S, count) for number in (turn, turn + 1)]
-            for index in range(PER_NODE):
-                time.sleep(max(0.0, start_s + (turn + index / PER_NODE) / SENDS_PER_S - time.monotonic()))
-                for message in self._messages(index, range(*ended)):
-                    self._send(message)
-
-    def _messages(self, index: int, steps: range) -> Iterator[Message]:
-        now_ns = time.monotonic_ns()
-        for number in steps:
-            step = self._cycle[number % SAMPLED_STEPS][index]
-            yield msgspec.structs.replace(step, step=number, start_ns=now_ns - step.duration_ns)
-        at = steps[-1] if steps else 0
-        yield Beat(rank=PER_NODE + index, at_ns=now_ns, step=at, phase="forward", since_ns=now_ns, issued=25 * at)
-
-    def _send(self, message: Message) -> None:
-        rank = getattr(message, "rank", None)
-        if rank is not None and rank >= PER_NODE:
-            self._sockets[rank - PER_NODE].send(encode(message))
-
-    def _end(self) -> None:
-        for socket in self._sockets:
-            socket.close(linger=0)
-        for process in self._processes:
-            process.kill()
-            process.wait()
 
 
 class Viewer:
@@ -126,9 +64,9 @@ def agent_row(seconds: int) -> list[str]:
         thread = threading.Thread(target=ranks.train, args=(first + count,), daemon=True)
         thread.start()
         viewer.read(SETTLE_S)
-        before, nbytes, since_s = _cpu_s(process), viewer.bytes, time.monotonic()
+        before, nbytes, since_s = cpu_s(process), viewer.bytes, time.monotonic()
         viewer.read(seconds)
-        took_s, after, nbytes = time.monotonic() - since_s, _cpu_s(process), viewer.bytes - nbytes
+        took_s, after, nbytes = time.monotonic() - since_s, cpu_s(process), viewer.bytes - nbytes
         peak_mb = _peak_mb(process)
         thread.join()
         viewer.read(ARRIVE_S)
@@ -158,7 +96,7 @@ def _agent(stack: ExitStack) -> psutil.Process:
     return processes[AGENT]
 
 
-def _cpu_s(process: psutil.Process) -> tuple[float, float]:
+def cpu_s(process: psutil.Process) -> tuple[float, float]:
     """CPU time so far, and for how long the main thread has waited for a core."""
     spent = process.cpu_times()
     waited_ns = Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]

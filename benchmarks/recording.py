@@ -6,8 +6,7 @@ Takes about four minutes and 1.1 GiB in the temporary directory. Budget: at most
 most 1 s to open a recording of any size, at least 20,000 rank-steps of report per second.
 
 A step has 60 events: 50 hook fires and 5 buckets' launch and done, with jitter as real stamps have. A chunk ends every
-tenth step, as in a recording of 20 steps a second. The same steps as JSON lines, and torch.profiler's trace of a model
-with as many parameters, are there for comparison.
+tenth step, as in a recording of 20 steps a second.
 
 The first table has one row per figure, with its budget; a rank-step is one rank's step. The others show how long it
 takes to open a file of each size and to find something in it, also where its end is missing.
@@ -18,14 +17,10 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import msgspec
 
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import Summary, summarise
@@ -45,9 +40,8 @@ START_NS = 1_700_000_000 * 10**9
 HOOKS, BUCKETS, STEPS_PER_CHUNK = 50, 5, 10
 POOL = 500  # steps made beforehand, so that making them is not measured
 SMALL = 20_000  # rank-steps in the first file
-PROFILED_STEPS = 10
 WORLDS = (2, 8, 64)  # ranks of the recordings that are reported on
-FIGURES, LOOKUPS = 6 + len(WORLDS), 8  # rows of the tables
+FIGURES, LOOKUPS = 4 + len(WORLDS), 8  # rows of the tables
 SIZES_MIB = (100, 1100)
 
 
@@ -118,8 +112,6 @@ def figures(folder: Path) -> Iterator[list[str]]:
     encoding = seconds(lambda: frames.extend(encode(source.next()[0]) for _ in range(SMALL)))
     yield ["recording, bytes per rank-step", f"{file.stat().st_size / SMALL:.0f}", "≤ 600"]
     yield ["the same as msgpack frames", f"{sum(map(len, frames)) / SMALL:.0f}", ""]
-    yield ["the same as JSON lines", f"{_json_bytes(SMALL):.0f}", ""]
-    yield ["torch.profiler's trace, per step", f"{_profiler_bytes(folder):.0f}", ""]
     yield ["writing a frame, µs (compression included)", f"{1e6 * (writing - encoding) / SMALL:.1f}", ""]
     for world in WORLDS:
         of_world = folder / f"{world}-ranks.mcap"
@@ -137,27 +129,6 @@ def _without_end(file: Path) -> Path:
     cut_off = file.with_name("cut-off.mcap")
     cut_off.write_bytes(data[: len(data) * 2 // 3])
     return cut_off
-
-
-def _json_bytes(count: int) -> float:
-    source = Source()
-    return sum(len(msgspec.json.encode(source.next()[0])) + 1 for _ in range(count)) / count
-
-
-def _profiler_bytes(folder: Path) -> float:
-    """Bytes of a Chrome trace per step of a model with `HOOKS` parameters, in another process."""
-    code = f"""
-import torch
-from torch.profiler import ProfilerActivity, profile
-model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range({HOOKS // 2})])
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-with profile(activities=[ProfilerActivity.CPU]) as profiler:
-    for _ in range({PROFILED_STEPS}):
-        optimizer.zero_grad(); model(torch.randn(32, 64)).sum().backward(); optimizer.step()
-profiler.export_chrome_trace({str(folder / "trace.json")!r})
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, start_new_session=True)
-    return (folder / "trace.json").stat().st_size / PROFILED_STEPS
 
 
 def lookups(file: Path, mib: int, rounds: Rounds) -> Iterator[list[str]]:
