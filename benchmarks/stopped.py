@@ -32,7 +32,7 @@ import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -41,6 +41,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
+from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import table
 from ddpwatch.probe import session
 from ddpwatch.report.build import report_of
@@ -189,7 +190,7 @@ def drain(terminal: int) -> None:
     os.close(terminal)
 
 
-def show(windows: dict[str, list[Window]], planned: int, report: dict[str, Any]) -> None:
+def show(windows: dict[str, list[Window]], planned: int, report: Report) -> None:
     """Prints the complete rounds, and the drops that the recording's report counts."""
     done = min(map(len, windows.values()))
     rows = []
@@ -200,8 +201,8 @@ def show(windows: dict[str, list[Window]], planned: int, report: dict[str, Any])
         rows.append([case, f"{statistics.median(step_ms):.2f}", *ratio, memory, ", ".join(map(str, dropped))])
     heading = ["", "step ms (p50)", "ratio", "95 % interval", "rank 0 MiB", "dropped so far"]
     print("\n".join(table(heading, rows)))
-    for row in report["ranks"]:
-        print(f"rank {row['rank']} in the report: {row['steps']} steps, {row['dropped']} frames dropped")
+    for row in report.ranks:
+        print(f"rank {row.rank} in the report: {row.steps} steps, {row.dropped} frames dropped")
     print(f"{rounds_done(done, planned)}, {os.cpu_count()} cores, {dist.get_world_size()} ranks")
 
 

@@ -467,7 +467,9 @@ def export(
 def _print_json(document: object) -> None:
     import json
 
-    print(json.dumps(document, indent=2))
+    import msgspec
+
+    print(json.dumps(msgspec.to_builtins(document), indent=2))
 
 
 def _opened(file: Path) -> Recording:

@@ -95,11 +95,11 @@ class OpenedRecording:
 
     def incidents(self) -> list[dict[str, Any]]:
         """Returns what went wrong, worst first: the rows of ``incidents`` in ``ddpwatch report --json``."""
-        return diagnosed(self.frames(), self._ranks).incidents()
+        return [row.as_json() for row in diagnosed(self.frames(), self._ranks).incidents()]
 
     def lost(self) -> dict[str, Any]:
         """Returns where the rank-time went: ``lost`` of ``ddpwatch report --json``."""
-        return diagnosed(self.frames(), self._ranks).lost()
+        return diagnosed(self.frames(), self._ranks).lost().as_json()
 
     def columns(self, table: str) -> dict[str, list[object]]:
         """Returns a table as columns, e.g. for ``pandas.DataFrame(opened.columns("steps"))``, polars or pyarrow.
@@ -116,7 +116,7 @@ class OpenedRecording:
 
     def metrics(self) -> dict[str, Any]:
         """Returns the report, with the keys of ``ddpwatch report --json``."""
-        return report_of_recording(self.recording, self._selection)
+        return report_of_recording(self.recording, self._selection).as_json()
 
     @property
     def _ranks(self) -> int | None:

@@ -160,9 +160,9 @@ def row(variant: str, file: Path, loss: float, wire_ratio: float, state_mib: flo
     steps = list(counted_steps(file))
     return Row(
         variant=variant,
-        step_ms=report["steps"]["step_ms"],
-        overlap=report["overlap"]["ratio"],
-        exposed_ms=report["overlap"]["exposed_ms"] or 0.0,
+        step_ms=report.steps.step_ms,
+        overlap=report.overlap.ratio,
+        exposed_ms=report.overlap.exposed_ms or 0.0,
         wire_mib=sum(steps[-1].comm_bytes) * wire_ratio / MIB,
         state_mib=state_mib,
         reverse=reverse_share(steps[-1].hook_param),

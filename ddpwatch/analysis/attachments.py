@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import msgspec
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
-from ddpwatch.analysis.diagnosis.words.findings import findings
+from ddpwatch.analysis.figures import Report
+from ddpwatch.analysis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.sampling.levels import FULL
 from ddpwatch.wire.messages import Bye, ClockExchange, FrameError, Group, Hello, Layout, Mark, Message, NodeStep, Step
@@ -62,14 +62,14 @@ class AttachmentBuilder:
         steps = [step for message in self._steps for step in _steps_of(message)]
         report, numbers = self._report(steps), [step.step for step in steps]
         span = [min(numbers, default=None), max(numbers, default=None)]
-        overlap = self._report([*self._full, *steps])["overlap"] if self._full else report["overlap"]
+        overlap = self._report([*self._full, *steps]).overlap if self._full else report.overlap
         about = {"steps": span, "findings": findings(report), "overlap": overlap}
-        incidents = {"steps": span, "lost": report["lost"], "incidents": report["incidents"]}
-        run = {**report["run"], "ends": {str(row["rank"]): row["end"] for row in report["ranks"]}}
+        incidents = {"steps": span, "lost": report.lost, "incidents": report.incidents}
+        run = {**report.run.as_json(), "ends": {str(row.rank): row.end for row in report.ranks}}
         documents = {"run.json": run, "findings.json": about, "incidents.json": incidents}
         return {name: msgspec.json.encode(document) for name, document in documents.items()}
 
-    def _report(self, steps: list[Step]) -> dict[str, Any]:
+    def _report(self, steps: list[Step]) -> Report:
         """Reports on these steps. A mark comes before the step that it lies in, as it did when it was received."""
         builder, marks = ReportBuilder(), {rank: deque(kept) for rank, kept in self._marks.items()}
         for message in (*self._others.values(), *self._pings, *steps):

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from statistics import NormalDist, fmean, median, pvariance, stdev
-from typing import Any
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.incident import LOST
+from ddpwatch.analysis.diagnosis.figures import Figures, IncidentFigures, LostFigures
+from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Kind, Severity
 from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import p50
@@ -35,7 +35,6 @@ FEWEST_BLOCKS = 6
 STEPS_PER_BLOCK = 5
 MOST_AUTOCORRELATION = 0.15  # of neighbouring blocks
 RESAMPLES = 2000
-_ACCOUNT = ("account", "rank", "phase")
 FEWEST_STEPS = 20
 _NEED_COMPLETIONS = ("exposed_comm", "other")  # without completions, one cannot be separated from the other
 _PHASE_NAMES = {
@@ -80,11 +79,11 @@ class RunSeries:
             del values[:-steps]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Figures, frozen=True):
     """B against A.
 
     Attributes:
+        a, b: Their names.
         ratio: Step time of B over that of A, less 1: above 0 B is slower.
         low, high: Its confidence interval.
         verdict: ``faster``, ``slower``; ``same`` if no more than a few percent can hide in the noise; ``unclear`` if
@@ -94,6 +93,8 @@ class Difference:
         text: A sentence that says so.
     """
 
+    a: str
+    b: str
     ratio: float | None
     low: float | None
     high: float | None
@@ -101,6 +102,60 @@ class Difference:
     phase: str
     overlap: tuple[float, float, float] | None
     text: str
+
+
+class SeriesFigures(Figures, frozen=True):
+    """A run's column in a comparison: medians over its steps, in ms and as a ratio."""
+
+    name: str
+    steps: int
+    step_ms_p50: float | None
+    phases_ms_p50: Mapping[str, float | None]
+    overlap_p50: float | None
+
+
+class ComparedRun(SeriesFigures, frozen=True):
+    """The same of a recording, with what its report says of lost time and incidents."""
+
+    lost: LostFigures
+    incidents: Sequence[IncidentFigures]
+
+
+class AccountChange(Figures, frozen=True):
+    """An account of lost time: its share of the rank-time in A and in B, and by how much that differs."""
+
+    account: AccountName
+    rank: int | None
+    phase: str | None
+    a: float
+    b: float
+    change: float
+
+
+class IncidentOfOne(Figures, frozen=True):
+    """An incident that only one of two runs has."""
+
+    run: str
+    kind: Kind
+    severity: Severity
+    ranks: Sequence[int]
+    phase: str | None
+    message: str
+    share: float | None
+
+
+class RunDifference(Difference, frozen=True):
+    """How a recording differs from the first one, also in lost time and incidents."""
+
+    lost: Sequence[AccountChange]
+    incidents: Sequence[IncidentOfOne]
+
+
+class RunComparison(Figures, frozen=True):
+    """Recordings, and how each but the first differs from that."""
+
+    runs: Sequence[ComparedRun]
+    differences: Sequence[RunDifference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +199,18 @@ def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> FigureCh
 def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
     """Compares run B with run A."""
     if min(len(a.step), len(b.step)) < FEWEST_STEPS:
-        return Difference(None, None, None, "unknown", "", None, _too_short(a, b))
+        return Difference(a.name, b.name, None, None, None, "unknown", "", None, _too_short(a, b))
     blocks_a, blocks_b = _block_medians(a.step), _block_medians(b.step)
     if not all(blocks_a):
-        return Difference(None, None, None, "unknown", "", None, f"steps of {a.name} take no time: no ratio to them")
+        text = f"steps of {a.name} take no time: no ratio to them"
+        return Difference(a.name, b.name, None, None, None, "unknown", "", None, text)
     rng = random.Random(seed)
     found = _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, rng)
     verdict = _verdict(*found)
     phase = _phase(a, b) if verdict in ("slower", "faster") else ""
     overlap = _overlap(a, b, rng)
     text = _describe(a, b, found, verdict, phase) + _describe_overlap(a, b, overlap)
-    return Difference(*found, verdict, phase, overlap, text)
+    return Difference(a.name, b.name, *found, verdict, phase, overlap, text)
 
 
 def _verdict(ratio: float, low: float, high: float) -> str:
@@ -171,53 +227,42 @@ def _overlap(a: RunSeries, b: RunSeries, rng: random.Random) -> tuple[float, flo
     return (change, low, high) if abs(change) >= SMALLEST_OVERLAP and (low > 0 or high < 0) else None
 
 
-def figures_of(series: RunSeries) -> dict[str, Any]:
+def figures_of(series: RunSeries) -> SeriesFigures:
     """Returns a run's column in a comparison: medians over the steps, in ms and as a ratio."""
-    return {
-        "name": series.name,
-        "steps": len(series.step),
-        "step_ms_p50": p50(series.step),
-        "phases_ms_p50": {phase: p50(values) for phase, values in series.phases.items()},
-        "overlap_p50": p50(series.overlap),
-    }
+    return SeriesFigures(
+        name=series.name,
+        steps=len(series.step),
+        step_ms_p50=p50(series.step),
+        phases_ms_p50={phase: p50(values) for phase, values in series.phases.items()},
+        overlap_p50=p50(series.overlap),
+    )
 
 
-def changed_accounts(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the accounts of lost time in A or B, by how much their share of the rank-time differs, largest first.
-
-    Args:
-        a: ``lost`` of one run (`ddpwatch.analysis.diagnosis.words.rows.lost_row`).
-        b: The same of the other.
-    """
+def changed_accounts(a: LostFigures, b: LostFigures) -> list[AccountChange]:
+    """Returns the accounts of lost time in A or B, by how much their share of the rank-time differs, largest first."""
     shares = [
-        {tuple(row[key] for key in _ACCOUNT): row["share"] for row in lost["accounts"] if row["account"] in LOST}
+        {(row.account, row.rank, row.phase): row.share or 0.0 for row in lost.accounts if row.account in LOST}
         for lost in (a, b)
     ]
     found = [(key, shares[0].get(key, 0.0), shares[1].get(key, 0.0)) for key in dict.fromkeys(chain(*shares))]
-    rows = [
-        {**dict(zip(_ACCOUNT, key, strict=True)), "a": before, "b": after, "change": after - before}
-        for key, before, after in found
+    rows = [AccountChange(*key, before, after, after - before) for key, before, after in found]
+    return sorted(rows, key=lambda row: -abs(row.change))
+
+
+def changed_incidents(a: ComparedRun, b: ComparedRun) -> list[IncidentOfOne]:
+    """Returns the incidents that only one of two runs has: no other has its kind, ranks and phase. Worst first."""
+    known = [{_identity(row) for row in run.incidents} for run in (a, b)]
+    only = [(a, row) for row in a.incidents if _identity(row) not in known[1]]
+    only += [(b, row) for row in b.incidents if _identity(row) not in known[0]]
+    found = [
+        IncidentOfOne(run.name, row.kind, row.severity, row.ranks, row.phase, row.message, row.share)
+        for run, row in only
     ]
-    return sorted(rows, key=lambda row: -abs(row["change"]))
+    return sorted(found, key=lambda row: -(row.share or 0.0))
 
 
-def changed_incidents(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the incidents that only one of two runs has: no other is of the same kind, ranks and phase. Worst first.
-
-    Args:
-        a: A run: its ``name`` and its ``incidents``.
-        b: The other.
-    """
-    known = [{_identity(row) for row in run["incidents"]} for run in (a, b)]
-    only = [(a, row) for row in a["incidents"] if _identity(row) not in known[1]]
-    only += [(b, row) for row in b["incidents"] if _identity(row) not in known[0]]
-    keys = ("kind", "severity", "ranks", "phase", "message", "share")
-    found = [{"run": run["name"], **{key: row[key] for key in keys}} for run, row in only]
-    return sorted(found, key=lambda row: -(row["share"] or 0.0))
-
-
-def _identity(incident: dict[str, Any]) -> tuple[str, tuple[int, ...], str | None]:
-    return incident["kind"], tuple(incident["ranks"]), incident["phase"]
+def _identity(incident: IncidentFigures) -> tuple[str, tuple[int, ...], str | None]:
+    return incident.kind, tuple(incident.ranks), incident.phase
 
 
 def _block_medians(values: Sequence[float]) -> list[float]:

@@ -1,9 +1,8 @@
 """The report of a run: figures over all its steps, in one pass over the frames.
 
-Pass every message to `ReportBuilder.apply_message`, then call `ReportBuilder.report`. The keys are a contract
-(``docs/metrics.md``): plain names are means (`ddpwatch.analysis.means`), ``_p50`` and ``_p90`` percentiles. Times
-are in ms, sizes in bytes, None is what was not measured. Memory grows with ranks and buckets: of runs with more steps
-than `MOST_SAMPLED`, or many ranks, percentiles are those of a random sample of the steps.
+Pass every message to `ReportBuilder.apply_message`, then call `ReportBuilder.report`. Memory grows with ranks and
+buckets: of runs with more steps than `MOST_SAMPLED`, or many ranks, percentiles are those of a random sample of the
+steps.
 """
 
 from __future__ import annotations
@@ -12,14 +11,27 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any, cast
+from typing import cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import MOST_NAMED, Bucket, BucketColumns, bucket_columns, most_often_last
-from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
+from ddpwatch.analysis.diagnosis.incident import end_of
+from ddpwatch.analysis.diagnosis.words.turned_off import Off, TurnedOff
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
+from ddpwatch.analysis.figures import (
+    BucketFigures,
+    CostFigures,
+    GroupFigures,
+    OffFigures,
+    OverlapFigures,
+    RankFigures,
+    Report,
+    RunFigures,
+    StepCounts,
+    VerdictFigures,
+)
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import MeanBuilder, Sums, merged
@@ -212,48 +224,30 @@ class ReportBuilder:
             self._close(across)
         return completed
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Returns the report so far. Closes the steps that still lack a rank."""
         self.rest()
         means = self._means.ranks()
         total = merged(means.values())
-        return {
-            "run": self._run_row(),
-            "steps": {
-                "count": max((rank.steps for rank in self.ranks.values()), default=0),
-                "warmup": self._statuses["warmup"],
-                "aborted": self._statuses["aborted"],
-                "shadow": self._statuses["shadow"],
-                "unwatched": self._statuses["unwatched"],
-                **({"unresolved": unresolved} if (unresolved := self._statuses["unresolved"]) else {}),
-                "unreduced": self._statuses["unreduced"],
-                "averaged": self._means.steps,
-                "step_ms": to_ms(total.step_ns),
-                "step_ms_p50": self._step_ns.p50(NS_PER_MS),
-                "step_ms_p90": self._step_ns.quantile(0.9, NS_PER_MS),
-            },
-            "phases_ms": {phase: to_ms(ns) for phase, ns in total.phases_ns.items()},
-            "cost": self._cost_row(),
-            "overlap": {"ratio": total.overlap, "comm_ms": to_ms(total.comm_ns), "exposed_ms": to_ms(total.exposed_ns)},
-            "groups": [
-                {
-                    "id": group.id,
-                    "ranks": group.ranks,
-                    "kind": group.kind,
-                    "backend": group.backend,
-                    "other_collectives_per_step": self._others.per_step(group.id),
-                }
+        return Report(
+            run=self._run_row(),
+            steps=self._step_counts(total),
+            phases_ms={phase: to_ms(ns) for phase, ns in total.phases_ns.items()},
+            cost=self._cost_row(),
+            overlap=OverlapFigures(total.overlap, to_ms(total.comm_ns), to_ms(total.exposed_ns)),
+            groups=[
+                GroupFigures(group.id, group.ranks, group.kind, group.backend, self._others.per_step(group.id))
                 for group in self._run.groups.known()
             ],
-            "ranks": [
+            ranks=[
                 self._rank_row(rank, samples, means.get(rank, Sums())) for rank, samples in sorted(self.ranks.items())
             ],
-            "buckets": [self._bucket_row(key, samples) for key, samples in self._current_buckets()],
-            "off": [{**asdict(off), "ranks": list(off.ranks), "message": off.message} for off in self._off.found()],
-            "lost": self._run.lost(),
-            "incidents": self._run.incidents(),
-            "verdict": self._verdict(total),
-        }
+            buckets=[self._bucket_row(key, samples) for key, samples in self._current_buckets()],
+            off=[_off_row(off) for off in self._off.found()],
+            lost=self._run.lost(),
+            incidents=self._run.incidents(),
+            verdict=self._verdict(total),
+        )
 
     # -- collecting ------------------------------------------------------------------------------------------
 
@@ -310,7 +304,7 @@ class ReportBuilder:
             samples = self._rank(rank)
             samples.clock_error_ns = max(error, samples.clock_error_ns or 0)
 
-    def _verdict(self, total: Sums) -> dict[str, Any]:
+    def _verdict(self, total: Sums) -> VerdictFigures:
         """Returns the verdict on all steps: by the rules of the one on a live run's newest."""
         summary = Summary(
             count=len(self._step_ns),
@@ -321,53 +315,65 @@ class ReportBuilder:
         )
         steps = max((rank.steps for rank in self.ranks.values()), default=0)
         found = self._run.verdict(summary, self.end, steps, self._forwards)
-        return {"kind": found.kind, "severity": found.severity, "text": found.text}
+        return VerdictFigures(found.kind, found.severity, found.text)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _run_row(self) -> dict[str, Any]:
+    def _step_counts(self, total: Sums) -> StepCounts:
+        return StepCounts(
+            count=max((rank.steps for rank in self.ranks.values()), default=0),
+            warmup=self._statuses["warmup"],
+            aborted=self._statuses["aborted"],
+            shadow=self._statuses["shadow"],
+            unwatched=self._statuses["unwatched"],
+            unresolved=self._statuses["unresolved"],
+            unreduced=self._statuses["unreduced"],
+            averaged=self._means.steps,
+            step_ms=to_ms(total.step_ns),
+            step_ms_p50=self._step_ns.p50(NS_PER_MS),
+            step_ms_p90=self._step_ns.quantile(0.9, NS_PER_MS),
+        )
+
+    def _run_row(self) -> RunFigures:
         hellos = [rank.hello for _, rank in sorted(self.ranks.items()) if rank.hello is not None]
         first = hellos[0] if hellos else None
-        return {
-            "id": first.run_id if first else None,
-            "previous": run_before({hello.rank: hello.previous for hello in hellos}) or None,
-            "world_size": first.world_size if first else None,
-            "backend": first.backend if first else None,
-            "hosts": sorted({hello.host for hello in hellos}),
-            "model": first.module if first else None,
-            "torch": first.torch if first else None,
-            "timing_source": first.timing_source if first else None,
-        }
+        return RunFigures(
+            id=first.run_id if first else None,
+            previous=run_before({hello.rank: hello.previous for hello in hellos}) or None,
+            world_size=first.world_size if first else None,
+            backend=first.backend if first else None,
+            hosts=sorted({hello.host for hello in hellos}),
+            model=first.module if first else None,
+            torch=first.torch if first else None,
+            timing_source=first.timing_source if first else None,
+        )
 
-    def _cost_row(self) -> dict[str, Any]:
+    def _cost_row(self) -> CostFigures:
         cost = self._cost.cost()
-        return {
-            "ratio": None if cost is None else cost.ratio,
-            "low": None if cost is None else cost.low,
-            "high": None if cost is None else cost.high,
-            "pairs": 0 if cost is None else cost.pairs,
-        }
+        if cost is None:
+            return CostFigures(None, None, None, 0)
+        return CostFigures(cost.ratio, cost.low, cost.high, cost.pairs)
 
-    def _rank_row(self, rank: int, samples: RankSamples, means: Sums) -> dict[str, Any]:
+    def _rank_row(self, rank: int, samples: RankSamples, means: Sums) -> RankFigures:
         hello, bye = samples.hello, samples.bye
-        return {
-            "rank": rank,
-            "host": hello.host if hello else None,
-            "groups": list(self._run.groups.of_rank(rank)),
-            "steps": samples.steps,
-            "step_ms": to_ms(means.step_ns),
-            "step_ms_p50": samples.step.p50(NS_PER_MS),
-            "late_ms_p50": samples.late.p50(NS_PER_MS),
-            "wait_ms_p50": samples.wait.p50(NS_PER_MS),
-            "overlap": means.overlap,
-            "overlap_p50": samples.overlap.p50(),
-            "exposed_ms": to_ms(means.exposed_ns),
-            "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
-            "clock_error_ms": to_ms(samples.clock_error_ns),
-            "dropped": samples.dropped,
-            "own_cost_ratio": samples.cost.p50(),
-            "end": _end_row(bye) if bye else None,
-        }
+        return RankFigures(
+            rank=rank,
+            host=hello.host if hello else None,
+            groups=list(self._run.groups.of_rank(rank)),
+            steps=samples.steps,
+            step_ms=to_ms(means.step_ns),
+            step_ms_p50=samples.step.p50(NS_PER_MS),
+            late_ms_p50=samples.late.p50(NS_PER_MS),
+            wait_ms_p50=samples.wait.p50(NS_PER_MS),
+            overlap=means.overlap,
+            overlap_p50=samples.overlap.p50(),
+            exposed_ms=to_ms(means.exposed_ns),
+            exposed_ms_p50=samples.exposed.p50(NS_PER_MS),
+            clock_error_ms=to_ms(samples.clock_error_ns),
+            dropped=samples.dropped,
+            own_cost_ratio=samples.cost.p50(),
+            end=end_of(bye) if bye else None,
+        )
 
     def _current_buckets(self) -> list[tuple[Bucket, BucketSamples]]:
         """Returns the buckets of the newest layout of each module."""
@@ -381,35 +387,27 @@ class ReportBuilder:
                     found[bucket].extend(steps, position)
         return sorted(found.items())
 
-    def _bucket_row(self, key: Bucket, samples: BucketSamples) -> dict[str, Any]:
+    def _bucket_row(self, key: Bucket, samples: BucketSamples) -> BucketFigures:
         module, index, use = key
         last_ranks, last_share = most_often_last(samples.last)
         busbw = samples.busbw.p50()
-        return {
-            "module": module,
-            "index": index,
-            "use": use,
-            "nbytes": samples.nbytes,
-            "params": self._run.layouts.bucket_params(index, module=module),
-            "ready_ms_p50": samples.ready.p50(NS_PER_MS),
-            "launch_ms_p50": samples.launch.p50(NS_PER_MS),
-            "done_ms_p50": samples.done.p50(NS_PER_MS),
-            "transfer_ms_p50": samples.transfer.p50(NS_PER_MS),
-            "exposed_ms_p50": samples.exposed.p50(NS_PER_MS),
-            "busbw_gbps_p50": None if busbw is None else busbw / 1e9,
-            "last_rank": the_only(last_ranks),
-            "last_ranks": list(last_ranks),
-            "last_share": last_share,
-        }
+        return BucketFigures(
+            module=module,
+            index=index,
+            use=use,
+            nbytes=samples.nbytes,
+            params=self._run.layouts.bucket_params(index, module=module),
+            ready_ms_p50=samples.ready.p50(NS_PER_MS),
+            launch_ms_p50=samples.launch.p50(NS_PER_MS),
+            done_ms_p50=samples.done.p50(NS_PER_MS),
+            transfer_ms_p50=samples.transfer.p50(NS_PER_MS),
+            exposed_ms_p50=samples.exposed.p50(NS_PER_MS),
+            busbw_gbps_p50=None if busbw is None else busbw / 1e9,
+            last_rank=the_only(last_ranks),
+            last_ranks=list(last_ranks),
+            last_share=last_share,
+        )
 
 
-def _end_row(bye: Bye) -> dict[str, Any]:
-    return {
-        "reason": bye.reason,
-        "detail": bye.detail,
-        "signal": bye.signal,
-        "step": bye.step,
-        "phase": bye.phase,
-        "in_flight": bye.in_flight,
-        "at_ns": bye.at_ns,
-    }
+def _off_row(off: Off) -> OffFigures:
+    return OffFigures(off.feature, list(off.ranks), off.step, off.reason, off.message)

@@ -7,11 +7,12 @@ drawing. So all of them see the same steps in the same order and on the same tim
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
+from ddpwatch.analysis.diagnosis.figures import IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.words.rows import incident_row, lost_row
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict
 from ddpwatch.analysis.groups import Groups
@@ -101,11 +102,11 @@ class Run:
             yield from self.apply_message(message, envelope.received_ns)
         yield from self.rest()
 
-    def lost(self) -> dict[str, Any]:
+    def lost(self) -> LostFigures:
         """Returns where the rank-time went so far."""
         return lost_row(self.diagnosis.lost())
 
-    def incidents(self) -> list[dict[str, Any]]:
+    def incidents(self) -> list[IncidentFigures]:
         """Returns what went wrong so far, worst first."""
         return [incident_row(incident, self.layouts) for incident in self.diagnosis.incidents()]
 

@@ -21,6 +21,7 @@ import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Clock, clock_of
+from ddpwatch.analysis.diagnosis.figures import IncidentFigures
 from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
@@ -64,7 +65,7 @@ class TimeLine:
     offsets: dict[int, int]
     start: int
     end: int
-    incidents: tuple[dict[str, Any], ...] = ()
+    incidents: tuple[IncidentFigures, ...] = ()
 
 
 class _Survey:
@@ -94,7 +95,7 @@ class _Survey:
             first, last = self._extents.get(key, (start, end))
             self._extents[key] = min(first, start), max(last, end)
 
-    def time_line(self, incidents: Iterable[dict[str, Any]]) -> TimeLine:
+    def time_line(self, incidents: Iterable[IncidentFigures]) -> TimeLine:
         """Returns the time line of all that was taken."""
         reference = self._delays.get(self._clocks[min(self._clocks)], 0) if self._clocks else 0
         guessed = {rank: self._delays.get(clock, reference) - reference for rank, clock in self._clocks.items()}
@@ -220,7 +221,7 @@ class _Tracer:
         self._lanes: dict[tuple[int, int], _Lanes] = {}
         self._named: set[tuple[int, int]] = set()
         self._flows = 0
-        struck = (row[key] for row in line.incidents for key in ("since_step", "until_step"))
+        struck = (step for row in line.incidents for step in (row.since_step, row.until_step))
         self._times = _StepTimes(number for number in struck if number is not None)
 
     def events(self, frames: Iterable[Frame]) -> Iterator[Event]:
@@ -236,7 +237,7 @@ class _Tracer:
         """Yields them longest first where they start together, so that they nest."""
         slices = []
         for row in self._line.incidents:
-            since, until = row["since_step"], row["until_step"]
+            since, until = row.since_step, row.until_step
             start = self._line.start if since is None else self._times.start_of(since)
             end = self._line.end if until is None else self._times.end_of(until)
             start = self._line.start if start is None else start
@@ -244,8 +245,8 @@ class _Tracer:
         if slices:
             yield from self._process(INCIDENTS_PID, "incidents")
         for start, end, row in sorted(slices, key=lambda found: (found[0], -found[1])):
-            facts = {key: row[key] for key in _INCIDENT_FACTS}
-            yield from self._span(INCIDENTS_PID, INCIDENT_LANE, row["message"], "incident", start, end, facts)
+            facts = {key: getattr(row, key) for key in _INCIDENT_FACTS}
+            yield from self._span(INCIDENTS_PID, INCIDENT_LANE, row.message, "incident", start, end, facts)
 
     # -- one message -----------------------------------------------------------------------------------------
 

@@ -288,8 +288,8 @@ def mark_rows(frames: Frames) -> Iterator[MarkRow]:
 def incident_rows(frames: Frames, ranks: int | None = None) -> Iterator[IncidentRow]:
     """Yields one row per incident, worst first. ``ranks`` as for `steps_of`."""
     for row in diagnosed(frames, ranks).incidents():
-        texts = {"ranks": " ".join(map(str, row["ranks"])), "evidence": msgspec.json.encode(row["evidence"]).decode()}
-        yield IncidentRow(**{**row, **texts})
+        texts = {"ranks": " ".join(map(str, row.ranks)), "evidence": msgspec.json.encode(row.evidence).decode()}
+        yield IncidentRow(**{**msgspec.structs.asdict(row), **texts})
 
 
 def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[TableRow]:

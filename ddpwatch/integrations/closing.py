@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.common.text import number, percent
 from ddpwatch.errors import UsageError
@@ -55,7 +55,7 @@ def _endpoint(run_id: str) -> str:
     return rundir.find(run_id).publish
 
 
-def _report(endpoint: str, steps: int) -> dict[str, Any]:
+def _report(endpoint: str, steps: int) -> Report:
     """Returns a report on what the collector retains. Waits up to `LAG_S` for the last steps of all ranks.
 
     Raises:
@@ -84,19 +84,19 @@ def _complete(builder: ReportBuilder, steps: int) -> bool:
     return len(newest) == world_size and min(newest) >= steps - 1
 
 
-def closing_of(report: dict[str, Any]) -> Closing | None:
+def closing_of(report: Report) -> Closing | None:
     """Returns the summary of a report; None if it has no steps."""
-    steps = report["steps"]
-    return None if steps["step_ms"] is None else Closing(_paragraph(report), dict(_numbers(PREFIX, report)))
+    steps = report.steps
+    return None if steps.step_ms is None else Closing(_paragraph(report), dict(_numbers(PREFIX, report.as_json())))
 
 
-def _paragraph(report: dict[str, Any]) -> str:
-    run, steps, overlap = report["run"], report["steps"], report["overlap"]
+def _paragraph(report: Report) -> str:
+    run, steps, overlap = report.run, report.steps, report.overlap
     parts = [
-        f"{run['world_size']} ranks, {steps['count']} steps: {number(steps['step_ms'])} ms a step, overlap "
-        f"{percent(overlap['ratio'])}, exposed communication {number(overlap['exposed_ms'])} ms",
+        f"{run.world_size} ranks, {steps.count} steps: {number(steps.step_ms)} ms a step, overlap "
+        f"{percent(overlap.ratio)}, exposed communication {number(overlap.exposed_ms)} ms",
         lost_sentence(report).rstrip("."),
-        *[incident["message"].rstrip(".") for incident in report["incidents"][:1]],
+        *[incident.message.rstrip(".") for incident in report.incidents[:1]],
     ]
     return f"ddpwatch: {'. '.join(part for part in parts if part)}."
 

@@ -6,7 +6,7 @@ the first `TOP` by size have their own.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -169,11 +169,11 @@ def _late(summary: Summary) -> Iterator[Row]:
 
 def _lost(state: RunState) -> Iterator[Row]:
     lost = lost_row(state.diagnosis.lost())
-    accounts: Counter[str] = Counter()
-    for account in lost["accounts"]:
-        accounts[account["account"]] += account["seconds"]
+    accounts: defaultdict[str, float] = defaultdict(float)
+    for account in lost.accounts:
+        accounts[account.account] += account.seconds
     yield from (Row("rank_time", seconds, (name,)) for name, seconds in accounts.items())
-    yield Row("lost_time", lost["lost_share"])
+    yield Row("lost_time", lost.lost_share)
     kinds = Counter(incident.kind for incident in state.diagnosis.incidents() if incident.open)
     yield from (Row("open_incidents", count, (kind,)) for kind, count in kinds.items())
 

@@ -6,12 +6,23 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ddpwatch.analysis.compare import RunSeries, changed_accounts, changed_incidents, compare, figures_of
-from ddpwatch.analysis.diagnosis.words.findings import findings, notes
+from msgspec.structs import asdict, replace
+
+from ddpwatch.analysis.compare import (
+    ComparedRun,
+    RunComparison,
+    RunDifference,
+    RunSeries,
+    changed_accounts,
+    changed_incidents,
+    compare,
+    figures_of,
+)
+from ddpwatch.analysis.figures import RecordingFigures, Report
+from ddpwatch.analysis.findings import findings, notes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.run import Run
@@ -36,9 +47,7 @@ class Drawn:
     layouts: list[Layout] = field(default_factory=list)
 
 
-def report_of(
-    path: str | os.PathLike[str], selection: Selection | None = None, drawn: Drawn | None = None
-) -> dict[str, Any]:
+def report_of(path: str | os.PathLike[str], selection: Selection | None = None, drawn: Drawn | None = None) -> Report:
     """Returns the report of a recording, as ``ddpwatch report --json`` prints it.
 
     Args:
@@ -52,9 +61,7 @@ def report_of(
     return report_of_recording(Recording(path), selection, drawn)
 
 
-def report_of_recording(
-    recording: Recording, selection: Selection | None = None, drawn: Drawn | None = None
-) -> dict[str, Any]:
+def report_of_recording(recording: Recording, selection: Selection | None = None, drawn: Drawn | None = None) -> Report:
     """Reports on an open recording, as `report_of` does."""
     with _rare_collections():
         return _report_of(recording, selection or Selection(), drawn)
@@ -71,7 +78,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _report_of(recording: Recording, chosen: Selection, drawn: Drawn | None) -> dict[str, Any]:
+def _report_of(recording: Recording, chosen: Selection, drawn: Drawn | None) -> Report:
     recording.check(chosen)
     builder = ReportBuilder(_expected(chosen))
     for message, envelope in recording.select(chosen):
@@ -84,14 +91,8 @@ def _report_of(recording: Recording, chosen: Selection, drawn: Drawn | None) -> 
         drawn.outline.add_all(builder.rest())
     if recording.frames == 0:
         raise UsageError(f"{recording.path}: no frame is readable", "it was cut off in its first second, or is damaged")
-    result = builder.report()
-    result["recording"] = _about(recording)
-    if builder.collector_restarts:
-        result["recording"]["collector_restarts"] = builder.collector_restarts
-        result["recording"]["missing_steps"] = builder.missing_steps
-    result["notes"] = notes(result)
-    result["findings"] = findings(result)
-    return result
+    report = replace(builder.report(), recording=_about(recording, builder))
+    return replace(report, notes=notes(report), findings=findings(report))
 
 
 def _expected(selection: Selection) -> int | None:
@@ -99,60 +100,53 @@ def _expected(selection: Selection) -> int | None:
     return None if selection.ranks is None else len(selection.ranks)
 
 
-def _about(recording: Recording) -> dict[str, Any]:
-    return {
-        "frames": recording.frames,
-        "bytes": recording.nbytes,
-        "seconds": recording.seconds,
-        "cut_tail": recording.cut_tail,
-        "skipped": recording.skipped,
-        "parts": len(recording.parts),
-        "dropped_parts": recording.dropped_parts,
-        "missing_parts": recording.missing_parts,
-        "lost": recording.lost,
-        "rank_files": recording.rank_files,
-        "notes": recording.notes,
-    }
+def _about(recording: Recording, builder: ReportBuilder) -> RecordingFigures:
+    return RecordingFigures(
+        frames=recording.frames,
+        bytes=recording.nbytes,
+        seconds=recording.seconds,
+        cut_tail=recording.cut_tail,
+        skipped=recording.skipped,
+        parts=len(recording.parts),
+        dropped_parts=recording.dropped_parts,
+        missing_parts=recording.missing_parts,
+        lost=recording.lost,
+        rank_files=recording.rank_files,
+        notes=recording.notes,
+        collector_restarts=builder.collector_restarts,
+        missing_steps=builder.missing_steps if builder.collector_restarts else None,
+    )
 
 
 def compare_recordings(
     paths: Sequence[str | os.PathLike[str]], selection: Selection | None = None, seed: int = 0
-) -> dict[str, Any]:
+) -> RunComparison:
     """Compares each recording with the first.
-
-    Returns:
-        ``runs``: the figures of each (`ddpwatch.analysis.compare.figures_of`), ``lost`` and ``incidents`` as in a
-        report. ``differences``: of all but the first run, with ``a``, ``b`` (names), the fields of
-        `ddpwatch.analysis.compare.Difference`, ``lost`` and ``incidents``: how these differ.
 
     Raises:
         UsageError: Fewer than two recordings, or one cannot be read.
     """
     if len(paths) < 2:
         raise UsageError("compare needs two recordings", "ddpwatch compare A.mcap B.mcap")
-    runs = [RunSeries(name) for name in _names(paths)]
-    rows = [_run(path, run, selection or Selection()) for path, run in zip(paths, runs, strict=True)]
-    return {
-        "runs": rows,
-        "differences": [
-            {
-                "a": runs[0].name,
-                "b": run.name,
-                **asdict(compare(runs[0], run, seed)),
-                "lost": changed_accounts(rows[0]["lost"], row["lost"]),
-                "incidents": changed_incidents(rows[0], row),
-            }
-            for run, row in zip(runs[1:], rows[1:], strict=True)
-        ],
-    }
+    series = [RunSeries(name) for name in _names(paths)]
+    runs = [_run(path, each, selection or Selection()) for path, each in zip(paths, series, strict=True)]
+    differences = [
+        RunDifference(
+            **asdict(compare(series[0], each, seed)),
+            lost=changed_accounts(runs[0].lost, run.lost),
+            incidents=changed_incidents(runs[0], run),
+        )
+        for each, run in zip(series[1:], runs[1:], strict=True)
+    ]
+    return RunComparison(runs, differences)
 
 
-def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) -> dict[str, Any]:
+def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) -> ComparedRun:
     recording, run = Recording(path), Run(_expected(selection))
     recording.check(selection)
     for across in run.steps(recording.select(selection)):
         series.add_step(across)
-    return {**figures_of(series), "lost": run.lost(), "incidents": run.incidents()}
+    return ComparedRun(**asdict(figures_of(series)), lost=run.lost(), incidents=run.incidents())
 
 
 def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -176,14 +170,14 @@ def parse_percent(text: str) -> float:
     return value
 
 
-def slower_than(comparison: dict[str, Any], limit: float) -> None:
+def slower_than(comparison: RunComparison, limit: float) -> None:
     """Fails if a run is slower than the first by more than the limit, and by more than chance.
 
     Raises:
         DdpwatchError: A run is slower, or could not be compared.
     """
-    for found in comparison["differences"]:
-        if found["verdict"] == "unknown":
-            raise DdpwatchError(found["text"], "record longer runs")
-        if found["verdict"] == "slower" and found["ratio"] > limit:
-            raise DdpwatchError(f"{found['b']} is {found['ratio']:.1%} slower, more than {limit:.1%}")
+    for found in comparison.differences:
+        if found.verdict == "unknown":
+            raise DdpwatchError(found.text, "record longer runs")
+        if found.verdict == "slower" and found.ratio is not None and found.ratio > limit:
+            raise DdpwatchError(f"{found.b} is {found.ratio:.1%} slower, more than {limit:.1%}")

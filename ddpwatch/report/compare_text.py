@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ddpwatch.analysis.compare import RunComparison, RunDifference
 from ddpwatch.common.text import clean, number, percent, table
 from ddpwatch.report.lost import account_name
 
@@ -12,37 +11,37 @@ MOST_INCIDENTS = 10
 LEAST_CHANGE = 0.001  # of the rank-time
 
 
-def render_compare(result: dict[str, Any]) -> str:
+def render_compare(result: RunComparison) -> str:
     """Returns the result of `ddpwatch.report.build.compare_recordings` as text."""
-    runs = result["runs"]
-    rows = [["steps", *(str(run["steps"]) for run in runs)], ["step ms", *(number(run["step_ms_p50"]) for run in runs)]]
+    runs = result.runs
+    rows = [["steps", *(str(run.steps) for run in runs)], ["step ms", *(number(run.step_ms_p50) for run in runs)]]
     rows += [
-        [f"  {phase}", *(number(run["phases_ms_p50"][phase]) for run in runs)]
-        for phase in (runs[0]["phases_ms_p50"] if runs else ())
+        [f"  {phase}", *(number(run.phases_ms_p50[phase]) for run in runs)]
+        for phase in (runs[0].phases_ms_p50 if runs else ())
     ]
-    rows.append(["overlap", *(percent(run["overlap_p50"]) for run in runs)])
-    rows.append(["lost", *(percent(run["lost"]["lost_share"], 1) for run in runs)])
-    lines = table(["p50", *(clean(run["name"]) for run in runs)], [list(row) for row in rows])
-    for found in result["differences"]:
-        lines += ["", clean(found["text"]), *_lost(found), *_incidents(found)]
+    rows.append(["overlap", *(percent(run.overlap_p50) for run in runs)])
+    rows.append(["lost", *(percent(run.lost.lost_share, 1) for run in runs)])
+    lines = table(["p50", *(clean(run.name) for run in runs)], [list(row) for row in rows])
+    for found in result.differences:
+        lines += ["", clean(found.text), *_lost(found), *_incidents(found)]
     return "\n".join(lines)
 
 
-def _lost(found: dict[str, Any]) -> list[str]:
+def _lost(found: RunDifference) -> list[str]:
     """Returns the accounts of lost time that changed most."""
-    changed = [row for row in found["lost"] if abs(row["change"]) >= LEAST_CHANGE]
+    changed = [row for row in found.lost if abs(row.change) >= LEAST_CHANGE]
     return [
-        f"  {clean(account_name(row))}: {percent(row['a'], 1)} of {clean(found['a'])}, "
-        f"{percent(row['b'], 1)} of {clean(found['b'])}"
+        f"  {clean(account_name(row))}: {percent(row.a, 1)} of {clean(found.a)}, "
+        f"{percent(row.b, 1)} of {clean(found.b)}"
         for row in changed[:MOST_ACCOUNTS]
     ]
 
 
-def _incidents(found: dict[str, Any]) -> list[str]:
-    rows = found["incidents"]
+def _incidents(found: RunDifference) -> list[str]:
+    rows = found.incidents
     lines = [
-        f"  only {clean(row['run'])}: [{row['severity']}] {row['kind']}: {clean(row['message'])}"
-        f" ({percent(row['share'], 1)} of the run)"
+        f"  only {clean(row.run)}: [{row.severity}] {row.kind}: {clean(row.message)}"
+        f" ({percent(row.share, 1)} of the run)"
         for row in rows[:MOST_INCIDENTS]
     ]
     return [*lines, *([f"  … {len(rows) - MOST_INCIDENTS} more"] if len(rows) > MOST_INCIDENTS else [])]

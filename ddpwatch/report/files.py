@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
+from ddpwatch.analysis.figures import Report
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.overwrite_guard import check_output
 from ddpwatch.recording.selection import Selection
@@ -27,7 +27,7 @@ def write_html(path: Path, out: Path, selection: Selection) -> int:
     return write_page(report_of(path, selection, drawn), drawn, out)
 
 
-def write_page(report: dict[str, Any], drawn: Drawn, out: Path) -> int:
+def write_page(report: Report, drawn: Drawn, out: Path) -> int:
     """Writes a report as one HTML file; returns its size in bytes.
 
     Raises:
@@ -39,7 +39,7 @@ def write_page(report: dict[str, Any], drawn: Drawn, out: Path) -> int:
         raise UsageError(f"{out}: {error.strerror}", "give --html a path you can write to") from error
 
 
-def text_report(report: dict[str, Any], drawn: Drawn | None = None) -> str:
+def text_report(report: Report, drawn: Drawn | None = None) -> str:
     """Returns the report as text; with what is drawn, it has charts of the terminal's width."""
     text = render_report(report)
     if drawn is None:

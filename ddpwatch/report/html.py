@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.resources import files
-from typing import Any
 
 import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.figures import IncidentFigures
+from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import USE_NAMES, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
@@ -26,7 +27,7 @@ MOST_HOOKS = 2000
 _PLACEHOLDER = "/*DATA*/null"
 
 
-def render_html(report: dict[str, Any], outline: Outline, layouts: list[Layout], version: str) -> bytes:
+def render_html(report: Report, outline: Outline, layouts: list[Layout], version: str) -> bytes:
     """Renders the page.
 
     Args:
@@ -36,9 +37,9 @@ def render_html(report: dict[str, Any], outline: Outline, layouts: list[Layout],
         version: Of ddpwatch.
     """
     data = {
-        "report": _cleaned(report),
+        "report": _cleaned(report.as_json()),
         "lost": _cleaned(_lost(report)),
-        "incidents": _cleaned([_incident(row) for row in report["incidents"]]),
+        "incidents": _cleaned([_incident(row) for row in report.incidents]),
         "points": [asdict(point) for point in outline.points],
         "stride": outline.stride,
         "steps": [_step(across, why) for across, why in outline.details()],
@@ -54,7 +55,7 @@ def render_html(report: dict[str, Any], outline: Outline, layouts: list[Layout],
     return template.replace(_PLACEHOLDER, safe, 1).encode()
 
 
-def _cleaned(value: Any) -> Any:
+def _cleaned(value: object) -> object:
     """Returns the same value with every text in it cleaned."""
     if isinstance(value, str):
         return clean(value)
@@ -63,22 +64,21 @@ def _cleaned(value: Any) -> Any:
     return [_cleaned(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _lost(report: dict[str, Any]) -> dict[str, Any]:
+def _lost(report: Report) -> dict[str, object]:
     table = account_table(report)
-    bar = bar_parts(report["lost"]["accounts"])
+    bar = bar_parts(report.lost.accounts)
     return {"sentence": lost_sentence(report), "bar": bar, "header": table.header, "rows": table.rows}
 
 
-def _incident(row: dict[str, Any]) -> dict[str, Any]:
+def _incident(row: IncidentFigures) -> dict[str, object]:
     return {
-        "kind": row["kind"], "severity": row["severity"], "message": row["message"], "facts": worst.facts(row),
+        "kind": row.kind, "severity": row.severity, "message": row.message, "facts": worst.facts(row),
         "details": worst.details(row), "evidence": worst.evidence(row),
-        "since": row["since_step"], "until": row["until_step"],
+        "since": row.since_step, "until": row.until_step,
     }  # fmt: skip
 
 
-def _step(across: StepAcrossRanks, why: str) -> dict[str, Any]:
-    across = across.detached()  # what is worked out of it goes with it
+def _step(across: StepAcrossRanks, why: str) -> dict[str, object]:
     ranks = sorted(across.members)[:MOST_RANKS]
     origin = min(map(across.start_of, ranks)) if across.comparable else None
     return {
@@ -100,7 +100,7 @@ def _cut(across: StepAcrossRanks) -> str:
     return f"This shows only {' and '.join(cut)}." if cut else ""
 
 
-def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, Any]:
+def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, object]:
     step, figure = across.ranks[rank], across.figures[rank]
     found = flights(step, across.facts_of(rank), across.skew)
     return {
@@ -121,7 +121,7 @@ def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, A
     }  # fmt: skip
 
 
-def _params(layouts: list[Layout]) -> list[dict[str, Any]]:
+def _params(layouts: list[Layout]) -> list[dict[str, object]]:
     """Returns one layout per module and epoch; all ranks have the same."""
     found = {(layout.module, layout.epoch): layout for layout in layouts}
     return [

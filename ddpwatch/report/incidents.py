@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
+from ddpwatch.analysis.diagnosis.figures import IncidentFigures
 from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
-from ddpwatch.analysis.diagnosis.words.rows import KINDS, row_stacks
+from ddpwatch.analysis.diagnosis.words.rows import KINDS
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
+from ddpwatch.analysis.diagnosis.words.wording import stack_lines
+from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import clean, percent
 from ddpwatch.common.units import NS_PER_S
 from ddpwatch.errors import DdpwatchError, UsageError
-
-Row = dict[str, Any]
 
 MOST_INCIDENTS = 20
 OF_A_HOST = ("straggler", "drift", "slow_input")  # incidents of ranks that a slow host replaces
@@ -20,28 +22,28 @@ ANY = "any"
 _EVIDENCE_ELSEWHERE = ("stacks", "call_sites", "no_stack")
 
 
-def shown(incidents: list[Row]) -> tuple[list[Row], str]:
+def shown(incidents: Sequence[IncidentFigures]) -> tuple[Sequence[IncidentFigures], str]:
     """Returns the worst incidents, and how many more there are; "" for none."""
     more = len(incidents) - MOST_INCIDENTS
     return incidents[:MOST_INCIDENTS], f"… {more} more" if more > 0 else ""
 
 
-def facts(row: Row) -> str:
+def facts(row: IncidentFigures) -> str:
     """Returns when an incident struck, what it cost, what its end would gain."""
     found = [_when(row)]
-    if row["period"] is not None and " in every " not in row["message"]:
-        found.append(f"every {ordinal(row['period'])} step")
-    if row["seconds"]:
-        found.append(f"{seconds_text(row['seconds'] * NS_PER_S)} rank-s, {share_text(row['share'])} of the run")
-    if row["gain"]:
-        found.append(f"a step would be {percent(row['gain'], 1)} shorter without it")
-    if row["kind"] != "death":
-        found.append("lasts to the end" if row["open"] else "over")
+    if row.period is not None and " in every " not in row.message:
+        found.append(f"every {ordinal(row.period)} step")
+    if row.seconds:
+        found.append(f"{seconds_text(row.seconds * NS_PER_S)} rank-s, {share_text(row.share)} of the run")
+    if row.gain:
+        found.append(f"a step would be {percent(row.gain, 1)} shorter without it")
+    if row.kind != "death":
+        found.append("lasts to the end" if row.open else "over")
     return " · ".join(filter(None, found))
 
 
-def _when(row: Row) -> str:
-    since, until, count = row["since_step"], row["until_step"], row["steps"]
+def _when(row: IncidentFigures) -> str:
+    since, until, count = row.since_step, row.until_step, row.steps
     if since is None or until is None:
         return ""
     if since == until:
@@ -49,17 +51,17 @@ def _when(row: Row) -> str:
     return f"steps {since}–{until}" + (f" (seen in {count})" if 0 < count <= until - since else "")
 
 
-def details(row: Row) -> list[str]:
+def details(row: IncidentFigures) -> list[str]:
     """Returns lines below an incident: the cause outside the job, and the stacks of a hang."""
-    return [*([f"cause: {row['device']}"] if row["device"] else []), *row_stacks(row)]
+    return [*([f"cause: {row.device}"] if row.device else []), *stack_lines(row)]
 
 
-def evidence(row: Row) -> str:
+def evidence(row: IncidentFigures) -> str:
     """Returns the figures that an incident rests on."""
-    return ", ".join(f"{key} {value}" for key, value in _flat(row["evidence"]))
+    return ", ".join(f"{key} {value}" for key, value in _flat(msgspec.to_builtins(row.evidence)))
 
 
-def _flat(evidence: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(evidence: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in evidence.items():
         if key in _EVIDENCE_ELSEWHERE:
             continue
@@ -84,7 +86,7 @@ def parse_kinds(text: str) -> frozenset[str]:
     return kinds
 
 
-def fail_if(report: dict[str, Any], kinds: frozenset[str]) -> None:
+def fail_if(report: Report, kinds: frozenset[str]) -> None:
     """Fails if there is an incident of these kinds, or of ``any``, that is more than an info.
 
     A slow host replaces incidents of its ranks, of three kinds.
@@ -92,7 +94,7 @@ def fail_if(report: dict[str, Any], kinds: frozenset[str]) -> None:
     Raises:
         DdpwatchError: There is one; the worst is named.
     """
-    for row in report["incidents"]:
-        meant = {ANY, row["kind"], *(OF_A_HOST if row["kind"] == "slow_host" else ())}
-        if meant & kinds and row["severity"] != "info":
-            raise DdpwatchError(f"{row['kind']}: {clean(row['message'])}")
+    for row in report.incidents:
+        meant = {ANY, row.kind, *(OF_A_HOST if row.kind == "slow_host" else ())}
+        if meant & kinds and row.severity != "info":
+            raise DdpwatchError(f"{row.kind}: {clean(row.message)}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from ddpwatch.analysis.compare import AccountChange
+from ddpwatch.analysis.diagnosis.figures import AccountFigures
 from ddpwatch.analysis.diagnosis.incident import LOST
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
+from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import number, percent, run_size
 from ddpwatch.report.tables import Table
-
-Account = dict[str, Any]
 
 MOST_NAMED = 5  # accounts in the sentence
 MOST_ROWS = 16
@@ -22,57 +22,60 @@ PARTS = {  # of the bar, by account
 CELLS = {"compute": "█", "waiting": "▓", "communication": "▒", "input": "░", "pauses": "▚", "other": "·"}
 
 
-def lost_sentence(report: dict[str, Any]) -> str:
+def lost_sentence(report: Report) -> str:
     """Returns what share of the run was lost, and to what; "" where no step shows it."""
-    lost = report["lost"]
-    if lost["lost_share"] is None:
+    lost = report.lost
+    if lost.lost_share is None:
         return ""
-    ranks = sum(row["steps"] > 0 for row in report["ranks"])
-    run = run_size(ranks, lost["rank_seconds"])
-    found = [row for row in lost["accounts"] if row["account"] in LOST and row["share"] >= LEAST_SHARE]
+    ranks = sum(row.steps > 0 for row in report.ranks)
+    run = run_size(ranks, lost.rank_seconds)
+    found = [row for row in lost.accounts if row.account in LOST and (row.share or 0.0) >= LEAST_SHARE]
     if not found:
         return f"nothing of {run} lost"
-    parts = [f"{percent(row['share'], 1)} {_named(row, report)}" for row in found[:MOST_NAMED]]
-    if rest := sum(row["share"] for row in found[MOST_NAMED:]):
+    parts = [f"{percent(row.share, 1)} {_named(row, report)}" for row in found[:MOST_NAMED]]
+    if rest := _shares(found[MOST_NAMED:]):
         parts.append(f"{percent(rest, 1)} more")
-    return f"{percent(lost['lost_share'], 1)} of {run} lost: {', '.join(parts)}"
+    return f"{percent(lost.lost_share, 1)} of {run} lost: {', '.join(parts)}"
 
 
-def _named(row: Account, report: dict[str, Any]) -> str:
+def _named(row: AccountFigures, report: Report) -> str:
     """Returns an account with the layer from which on the rank was slow."""
     blamed = (
-        incident["param"]
-        for incident in report["incidents"]
-        if incident["ranks"] == [row["rank"]] and incident["phase"] == row["phase"] and incident["param"]
+        incident.param
+        for incident in report.incidents
+        if incident.ranks == [row.rank] and incident.phase == row.phase and incident.param
     )
-    layer = next(blamed, None) if row["rank"] is not None and row["phase"] else None
+    layer = next(blamed, None) if row.rank is not None and row.phase else None
     return account_name(row) if layer is None else account_name(row).removesuffix(")") + f", from {layer} on)"
 
 
-def account_name(row: Account) -> str:
-    """Returns an account in a table: what the time went into, and in which phase."""
-    return account_in_phase(row["account"], row["rank"], row["phase"] or "")
+def _shares(accounts: Sequence[AccountFigures]) -> float:
+    return sum(row.share or 0.0 for row in accounts)
 
 
-def account_table(report: dict[str, Any]) -> Table:
+def account_name(row: AccountFigures | AccountChange) -> str:
+    """Returns the name of an account in a table: what the time went into, and in which phase."""
+    return account_in_phase(row.account, row.rank, row.phase or "")
+
+
+def account_table(report: Report) -> Table:
     """Returns the accounts, largest first."""
-    accounts = report["lost"]["accounts"]
-    rows = [[account_name(row), number(row["seconds"]), percent(row["share"], 1)] for row in accounts[:MOST_ROWS]]
+    accounts = report.lost.accounts
+    rows = [[account_name(row), number(row.seconds), percent(row.share, 1)] for row in accounts[:MOST_ROWS]]
     if rest := accounts[MOST_ROWS:]:
-        seconds, share = (sum(row[key] for row in rest) for key in ("seconds", "share"))
-        rows.append([f"{len(rest)} more", number(seconds), percent(share, 1)])
+        rows.append([f"{len(rest)} more", number(sum(row.seconds for row in rest)), percent(_shares(rest), 1)])
     return Table("Where the time went", ["account", "rank-s", "share"], rows)
 
 
-def bar_parts(accounts: Sequence[Account]) -> dict[str, float]:
+def bar_parts(accounts: Sequence[AccountFigures]) -> dict[str, float]:
     """Returns the shares of the bar, in its order, without those that are too small to show."""
     shares = dict.fromkeys(CELLS, 0.0)
     for row in accounts:
-        shares[PARTS.get(row["account"], "other")] += row["share"] or 0.0
+        shares[PARTS.get(row.account, "other")] += row.share or 0.0
     return {part: share for part, share in shares.items() if share >= LEAST_SHARE}
 
 
-def bar(accounts: Sequence[Account], width: int) -> list[str]:
+def bar(accounts: Sequence[AccountFigures], width: int) -> list[str]:
     """Returns the accounts as a bar of that many characters, and its legend."""
     shares = bar_parts(accounts)
     if not shares:

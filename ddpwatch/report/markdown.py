@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
+from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import UNKNOWN, clean, number, percent
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.lost import account_table, bar, lost_sentence
@@ -15,17 +15,17 @@ _OMITTED = ("own cost", "ready ms")  # so that a table fits into a page
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~@!])")
 
 
-def render_markdown(report: dict[str, Any]) -> str:
+def render_markdown(report: Report) -> str:
     """Returns the report's figures, incidents and notes, with names escaped so that none of them acts as markup."""
-    run, steps, overlap = report["run"], report["steps"], report["overlap"]
+    run, steps, overlap = report.run, report.steps, report.overlap
     lines = [
-        f"## {plain(run['id'] or 'run')}",
+        f"## {plain(run.id or 'run')}",
         "",
-        f"{plain(run['model'] or '?')} on {run['world_size'] or UNKNOWN} ranks ({plain(run['backend'] or '?')}, torch "
-        f"{plain(run['torch'] or '?')}); {steps['count']} steps, of these {steps['warmup']} warm-up and "
-        f"{steps['aborted']} aborted. Mean step **{number(steps['step_ms'])} ms** (p50 "
-        f"{number(steps['step_ms_p50'])} ms, p90 {number(steps['step_ms_p90'])} ms), overlap "
-        f"**{percent(overlap['ratio'])}**, exposed communication **{number(overlap['exposed_ms'])} ms**.",
+        f"{plain(run.model or '?')} on {run.world_size or UNKNOWN} ranks ({plain(run.backend or '?')}, torch "
+        f"{plain(run.torch or '?')}); {steps.count} steps, of these {steps.warmup} warm-up and "
+        f"{steps.aborted} aborted. Mean step **{number(steps.step_ms)} ms** (p50 "
+        f"{number(steps.step_ms_p50)} ms, p90 {number(steps.step_ms_p90)} ms), overlap "
+        f"**{percent(overlap.ratio)}**, exposed communication **{number(overlap.exposed_ms)} ms**.",
         "",
         *_lost(report),
         "### Incidents",
@@ -39,25 +39,25 @@ def render_markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _lost(report: dict[str, Any]) -> list[str]:
+def _lost(report: Report) -> list[str]:
     sentence = lost_sentence(report)
     if not sentence:
         return []
-    drawn = [f"    {line}" for line in bar(report["lost"]["accounts"], BAR_WIDTH)]
+    drawn = [f"    {line}" for line in bar(report.lost.accounts, BAR_WIDTH)]
     return [f"**{plain(sentence)}**", "", *drawn, "", *_table(account_table(report))]
 
 
-def _incidents(report: dict[str, Any]) -> list[str]:
-    found, more = worst.shown(report["incidents"])
+def _incidents(report: Report) -> list[str]:
+    found, more = worst.shown(report.incidents)
     lines = []
     for row in found:
-        lines.append(f"- **{row['kind']}** ({row['severity']}): {plain(row['message'])} · {plain(worst.facts(row))}")
+        lines.append(f"- **{row.kind}** ({row.severity}): {plain(row.message)} · {plain(worst.facts(row))}")
         lines += [f"  - {plain(line.strip())}" for line in worst.details(row)]
-    return [*lines, *([f"- {more}"] if more else [])] or [plain(report["verdict"]["text"])]
+    return [*lines, *([f"- {more}"] if more else [])] or [plain(report.verdict.text)]
 
 
-def _notes(report: dict[str, Any]) -> list[str]:
-    notes = [f"- **{note['severity']}**: {plain(note['message'])}" for note in report.get("notes", ())]
+def _notes(report: Report) -> list[str]:
+    notes = [f"- **{note.severity}**: {plain(note.message)}" for note in report.notes or ()]
     return ["### Notes", "", *notes, ""] if notes else []
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from ddpwatch.analysis.diagnosis.words.findings import describe_end
+from ddpwatch.analysis.figures import BucketFigures, RankFigures, Report
+from ddpwatch.analysis.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.common.text import UNKNOWN, number, one_of, percent, size
 
-Row = dict[str, Any]
-Columns = dict[str, Callable[[Row], str]]
+Row = TypeVar("Row")
+Columns = Mapping[str, Callable[[Row], str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,70 +26,71 @@ class Table:
 
 CLOCK_COLUMN = "clock ±ms"  # only of runs with several clocks
 
-RANK_COLUMNS: Columns = {
-    "rank": lambda row: str(row["rank"]),
-    "host": lambda row: row["host"] or UNKNOWN,
-    "steps": lambda row: str(row["steps"]),
-    "step ms": lambda row: number(row["step_ms"]),
-    "late ms": lambda row: number(row["late_ms_p50"]),
-    "wait ms": lambda row: number(row["wait_ms_p50"]),
-    "overlap": lambda row: percent(row["overlap"]),
-    "exposed ms": lambda row: number(row["exposed_ms"]),
-    CLOCK_COLUMN: lambda row: number(row["clock_error_ms"]),
-    "dropped": lambda row: str(row["dropped"]),
-    "own cost": lambda row: percent(row["own_cost_ratio"], 2),
-    "end": lambda row: describe_end(row["end"]) if row["end"] else UNKNOWN,
+RANK_COLUMNS: Columns[RankFigures] = {
+    "rank": lambda row: str(row.rank),
+    "host": lambda row: row.host or UNKNOWN,
+    "steps": lambda row: str(row.steps),
+    "step ms": lambda row: number(row.step_ms),
+    "late ms": lambda row: number(row.late_ms_p50),
+    "wait ms": lambda row: number(row.wait_ms_p50),
+    "overlap": lambda row: percent(row.overlap),
+    "exposed ms": lambda row: number(row.exposed_ms),
+    CLOCK_COLUMN: lambda row: number(row.clock_error_ms),
+    "dropped": lambda row: str(row.dropped),
+    "own cost": lambda row: percent(row.own_cost_ratio, 2),
+    "end": lambda row: describe_end(row.end) if row.end else UNKNOWN,
 }
 USE_COLUMN = "collective"
 UNIT_COLUMN = "bucket"
 BUCKET_TITLE = "Buckets (p50, from the start of the backward)"
-BUCKET_COLUMNS: Columns = {
-    UNIT_COLUMN: lambda row: str(row["index"]) if row["module"] == 0 else f"{row['module']}/{row['index']}",
-    USE_COLUMN: lambda row: USE_NAMES.get(row["use"], ""),
-    "size": lambda row: size(row["nbytes"]),
-    "params": lambda row: str(len(row["params"])),
-    "ready ms": lambda row: number(row["ready_ms_p50"]),
-    "launch ms": lambda row: number(row["launch_ms_p50"]),
-    "done ms": lambda row: number(row["done_ms_p50"]),
-    "transfer ms": lambda row: number(row["transfer_ms_p50"]),
-    "exposed ms": lambda row: number(row["exposed_ms_p50"]),
-    "busbw GB/s": lambda row: number(row["busbw_gbps_p50"], 2),
+BUCKET_COLUMNS: Columns[BucketFigures] = {
+    UNIT_COLUMN: lambda row: str(row.index) if row.module == 0 else f"{row.module}/{row.index}",
+    USE_COLUMN: lambda row: USE_NAMES.get(row.use, ""),
+    "size": lambda row: size(row.nbytes),
+    "params": lambda row: str(len(row.params)),
+    "ready ms": lambda row: number(row.ready_ms_p50),
+    "launch ms": lambda row: number(row.launch_ms_p50),
+    "done ms": lambda row: number(row.done_ms_p50),
+    "transfer ms": lambda row: number(row.transfer_ms_p50),
+    "exposed ms": lambda row: number(row.exposed_ms_p50),
+    "busbw GB/s": lambda row: number(row.busbw_gbps_p50, 2),
     "last": lambda row: _last(row),
 }
 
 
-def tables(report: dict[str, Any], omit: Collection[str] = ()) -> list[Table]:
+def tables(report: Report, omit: Collection[str] = ()) -> list[Table]:
     """Returns the tables that have rows, without the columns to omit."""
-    if all(row["clock_error_ms"] is None for row in report["ranks"]):
+    if all(row.clock_error_ms is None for row in report.ranks):
         omit = {*omit, CLOCK_COLUMN}
-    ranks = _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report["ranks"], omit)
-    found = [_phases(report), ranks, _units(report["buckets"], omit)]
+    ranks = _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report.ranks, omit)
+    found = [_phases(report), ranks, _units(report.buckets, omit)]
     return [table for table in found if table.rows]
 
 
-def _units(rows: list[Row], omit: Collection[str]) -> Table:
+def _units(rows: Sequence[BucketFigures], omit: Collection[str]) -> Table:
     """Returns what was communicated: buckets, or with FSDP2 parameter groups."""
-    if not any(row["use"] for row in rows):
+    if not any(row.use for row in rows):
         return _table(BUCKET_TITLE, BUCKET_COLUMNS, rows, {*omit, USE_COLUMN})
     columns = {"group" if name == UNIT_COLUMN else name: cell for name, cell in BUCKET_COLUMNS.items()}
     return _table("Parameter groups (p50, from the start of the forward)", columns, rows, omit)
 
 
-def _phases(report: dict[str, Any]) -> Table:
+def _phases(report: Report) -> Table:
     """Returns the mean step, split into its phases."""
-    step_ms = report["steps"]["step_ms"]
-    phases = report["phases_ms"].items() if step_ms else ()
-    rows = [[name, number(ms), percent(None if ms is None else ms / step_ms)] for name, ms in phases]
+    step_ms, rows = report.steps.step_ms, []
+    if step_ms:
+        phases = report.phases_ms.items()
+        rows = [[name, number(ms), percent(None if ms is None else ms / step_ms)] for name, ms in phases]
     return Table("The mean step", ["phase", "ms", "share"], rows)
 
 
-def _table(title: str, columns: Columns, rows: list[Row], omit: Collection[str]) -> Table:
+def _table(title: str, columns: Columns[Row], rows: Sequence[Row], omit: Collection[str]) -> Table:
     shown = {name: cell for name, cell in columns.items() if name not in omit}
     return Table(title, list(shown), [[cell(row) for cell in shown.values()] for row in rows])
 
 
-def _last(row: Row) -> str:
-    if not row["last_ranks"]:
+def _last(row: BucketFigures) -> str:
+    if not row.last_ranks:
         return UNKNOWN
-    named = f"rank {row['last_rank']}" if row["last_rank"] is not None else f"{one_of(row['last_ranks'])}:"
-    return f"{named} {percent(row['last_share'])}"
+    named = f"rank {row.last_rank}" if row.last_rank is not None else f"{one_of(row.last_ranks)}:"
+    return f"{named} {percent(row.last_share)}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ddpwatch.analysis.figures import Report, StepCounts
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, size, table
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.lost import account_table, bar, lost_sentence
@@ -13,48 +12,46 @@ BAR_WIDTH = 76
 NAMED_HOSTS = 4  # more are counted
 
 
-def render_report(report: dict[str, Any]) -> str:
+def render_report(report: Report) -> str:
     """Returns the report, in about as many lines as there are ranks, buckets and incidents."""
     sections = [_head(report), _lost(report), _incidents(report), _notes(report), *map(_table, tables(report))]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _unresolved(steps: dict[str, Any]) -> str:
+def _unresolved(steps: StepCounts) -> str:
     """Returns steps whose GPU times did not come; most jobs have none."""
-    return f", {steps['unresolved']} unresolved" if "unresolved" in steps else ""
+    return f", {steps.unresolved} unresolved" if steps.unresolved else ""
 
 
-def _head(report: dict[str, Any]) -> list[str]:
-    run, steps, overlap = report["run"], report["steps"], report["overlap"]
-    hosts = ", ".join(clean(host) for host in run["hosts"]) or UNKNOWN
-    if len(run["hosts"]) > NAMED_HOSTS:
-        hosts = f"{len(run['hosts'])} hosts"
-    source = clean(run["timing_source"] or UNKNOWN)
+def _head(report: Report) -> list[str]:
+    run, steps, overlap = report.run, report.steps, report.overlap
+    hosts = ", ".join(clean(host) for host in run.hosts) or UNKNOWN
+    if len(run.hosts) > NAMED_HOSTS:
+        hosts = f"{len(run.hosts)} hosts"
+    source = clean(run.timing_source or UNKNOWN)
     lines = [
-        f"{clean(run['id'] or 'run')}: {clean(run['model'] or '?')} on {run['world_size'] or UNKNOWN} ranks "
-        f"({clean(run['backend'] or '?')}, torch {clean(run['torch'] or '?')}, {hosts}), times from {source} stamps",
-        f"{steps['count']} step{'s' * (steps['count'] != 1)} "
-        f"({steps['warmup']} warm-up, {steps['aborted']} aborted, {steps['shadow']} shadow, "
-        f"{steps['unwatched']} unwatched{_unresolved(steps)}), "
-        f"p50 {number(steps['step_ms_p50'])} ms, p90 {number(steps['step_ms_p90'])} ms",
-        f"step {number(steps['step_ms'])} ms, overlap {percent(overlap['ratio'])}, communication "
-        f"{number(overlap['comm_ms'])} ms, of that exposed {number(overlap['exposed_ms'])} ms "
-        f"(means over the ranks and {steps['averaged']} steps)",
+        f"{clean(run.id or 'run')}: {clean(run.model or '?')} on {run.world_size or UNKNOWN} ranks "
+        f"({clean(run.backend or '?')}, torch {clean(run.torch or '?')}, {hosts}), times from {source} stamps",
+        f"{steps.count} step{'s' * (steps.count != 1)} "
+        f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} shadow, "
+        f"{steps.unwatched} unwatched{_unresolved(steps)}), "
+        f"p50 {number(steps.step_ms_p50)} ms, p90 {number(steps.step_ms_p90)} ms",
+        f"step {number(steps.step_ms)} ms, overlap {percent(overlap.ratio)}, communication "
+        f"{number(overlap.comm_ms)} ms, of that exposed {number(overlap.exposed_ms)} ms "
+        f"(means over the ranks and {steps.averaged} steps)",
     ]
-    if (cost := report["cost"])["ratio"] is not None:
+    if (cost := report.cost).ratio is not None:
         lines.append(
-            f"watching cost {percent(cost['ratio'], 2)} of the step (95 % interval {percent(cost['low'], 2)} to "
-            f"{percent(cost['high'], 2)}, from {cost['pairs']} comparisons with unwatched steps)"
+            f"watching cost {percent(cost.ratio, 2)} of the step (95 % interval {percent(cost.low, 2)} to "
+            f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with unwatched steps)"
         )
-    recording = report.get("recording")
-    if recording:
-        cut = ", cut off at the end" if recording["cut_tail"] else ""
-        if (parts := recording.get("parts", 1)) > 1:
+    recording = report.recording
+    if recording is not None:
+        cut = ", cut off at the end" if recording.cut_tail else ""
+        if (parts := recording.parts) > 1:
             cut += f", {parts} files"
-        lines.append(
-            f"recording: {recording['frames']} frames, {size(recording['bytes'])}, {recording['seconds']:.1f} s{cut}"
-        )
-        lines += [f"note: {clean(note)}" for note in recording.get("notes", ())]
+        lines.append(f"recording: {recording.frames} frames, {size(recording.bytes)}, {recording.seconds:.1f} s{cut}")
+        lines += [f"note: {clean(note)}" for note in recording.notes]
     return lines
 
 
@@ -62,24 +59,24 @@ def _table(found: Table) -> list[str]:
     return [found.title, *table(found.header, [[clean(cell) for cell in row] for row in found.rows])]
 
 
-def _lost(report: dict[str, Any]) -> list[str]:
+def _lost(report: Report) -> list[str]:
     sentence = lost_sentence(report)
     if not sentence:
         return []
-    drawn = bar(report["lost"]["accounts"], BAR_WIDTH)
+    drawn = bar(report.lost.accounts, BAR_WIDTH)
     return [clean(sentence), *drawn, "", *_table(account_table(report))]
 
 
-def _incidents(report: dict[str, Any]) -> list[str]:
+def _incidents(report: Report) -> list[str]:
     """Returns one line for each of the worst incidents, and indented what the line cannot hold."""
-    found, more = worst.shown(report["incidents"])
-    lines = ["Incidents"] if found else ["Incidents", clean(report["verdict"]["text"])]
+    found, more = worst.shown(report.incidents)
+    lines = ["Incidents"] if found else ["Incidents", clean(report.verdict.text)]
     for row in found:
-        lines.append(f"[{row['severity']}] {row['kind']}: {clean(row['message'])} · {worst.facts(row)}")
+        lines.append(f"[{row.severity}] {row.kind}: {clean(row.message)} · {worst.facts(row)}")
         lines += [f"    {clean(line)}" for line in worst.details(row)]
     return [*lines, *([more] if more else [])]
 
 
-def _notes(report: dict[str, Any]) -> list[str]:
-    found = [f"[{note['severity']}] {clean(note['message'])}" for note in report.get("notes", ())]
+def _notes(report: Report) -> list[str]:
+    found = [f"[{note.severity}] {clean(note.message)}" for note in report.notes or ()]
     return ["Notes", *found] if found else []

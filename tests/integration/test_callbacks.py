@@ -81,7 +81,7 @@ def test_the_logger_gets_the_figures(framework: str, job: tuple[Path, str]) -> N
 def test_the_last_figures_are_the_report_s(job: tuple[Path, str]) -> None:
     folder, _ = job
     logged = json.loads((folder / "logged.json").read_text())["accelerate"]
-    report = report_of(folder / "run.mcap")
+    report = report_of(folder / "run.mcap").as_json()
     assert report["steps"]["count"] == sum(STEPS.values())
     for name in ("count", "warmup"):
         assert logged[f"ddpwatch/steps/{name}"] == report["steps"][name]
@@ -110,8 +110,8 @@ def test_on_a_cpu_accelerate_leaves_fsdp2_alone(job: tuple[Path, str]) -> None:
 
 
 def test_the_paragraph_and_the_figures_are_the_report_s(tmp_path: Path) -> None:
-    report = report_of(record(tmp_path / "a.mcap", run_of(steps=60)))
-    found = closing_of(report)
+    made = report_of(record(tmp_path / "a.mcap", run_of(steps=60)))
+    found, report = closing_of(made), made.as_json()
     assert found is not None
     assert found.metrics["ddpwatch/steps/step_ms"] == report["steps"]["step_ms"]
     assert found.metrics["ddpwatch/phases_ms/forward"] == report["phases_ms"]["forward"]

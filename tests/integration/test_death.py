@@ -110,7 +110,7 @@ def test_one_rank_is_killed(tmp_path: Path) -> None:
     assert ends[1].phase in ("input", "forward", "between", "backward", "sync", "optimizer")
     assert ends[None].reason == "killed"
     assert ends[1].at_ns < ends[0].at_ns
-    report = report_of(file)
+    report = report_of(file).as_json()
     assert not report["recording"]["cut_tail"]
     assert report["findings"][0]["message"].startswith("rank 1 was killed (SIGKILL) at step")
 
@@ -129,7 +129,7 @@ def test_everything_is_killed(tmp_path: Path) -> None:
     assert {ends[0].reason, ends[1].reason} <= {"killed", "lost"}
     assert all(ends[rank].phase and ends[rank].step >= 3 for rank in (0, 1))
     assert not any(psutil.pid_exists(m.pid) for m in messages(frames, Hello))
-    report = report_of(file)
+    report = report_of(file).as_json()
     assert {f["rank"] for f in report["findings"] if f["kind"] == "rank_ended"} == {0, 1}
 
 
@@ -144,7 +144,7 @@ def test_the_collector_is_killed_too(tmp_path: Path) -> None:
             read_until(source, lambda frames: len(messages(frames, Step)) > 20, "a second goes by")
         job.kill_everything()
         psutil.Process(info.pid).kill()
-    report = report_of(file)
+    report = report_of(file).as_json()
     assert report["recording"]["cut_tail"]
     assert min(row["steps"] for row in report["ranks"]) >= 3
 
@@ -206,7 +206,7 @@ def test_a_job_that_ends_by_os_exit(tmp_path: Path, code: int, reason: str) -> N
         go.touch()
         assert job.wait() == code, job.output()
         wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
-    report = report_of(file)
+    report = report_of(file).as_json()
     assert {row["end"]["reason"] for row in report["ranks"]} - {"killed"} == {reason}
     assert {row["steps"] for row in report["ranks"] if row["end"]["reason"] == reason} == {30}
     found = [incident["message"] for incident in report["incidents"] if incident["kind"] == "death"]
@@ -234,6 +234,6 @@ def test_a_job_that_is_over_before_its_collector_is_up_is_recorded(run_directory
         assert not list(run_directory.glob("*.in"))
         late.touch()
         wait_for(lambda: not list(run_directory.glob("*.json")), "the collector ends")
-    report = report_of(file)
+    report = report_of(file).as_json()
     assert [(row["end"]["reason"], row["steps"]) for row in report["ranks"]] == [("finished", 30)] * 2
     assert not [path for path in run_directory.iterdir() if ".rest" in path.name or ".answer" in path.name]

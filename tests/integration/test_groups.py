@@ -29,7 +29,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(recording: Path) -> dict[str, Any]:
-    return report_of(recording)
+    return report_of(recording).as_json()
 
 
 def last_state(recording: Path) -> RunState:
@@ -56,7 +56,7 @@ def test_a_slow_rank_is_named_within_its_group(recording: Path, report: dict[str
     assert max(late[:3]) < late[3] / 3
     state = last_state(recording)
     (late_rank,) = [one for one in state.diagnosis.incidents() if one.kind == "straggler"]
-    assert (late_rank.ranks, late_rank.evidence["group"], late_rank.phase) == ((3,), [2, 3], "backward")
+    assert (late_rank.ranks, late_rank.evidence.group, late_rank.phase) == ((3,), [2, 3], "backward")
     recent = state.recent()
     assert recent
     last = {STEPS - 1: {0, 2, 3}}  # which rank 1 skips, and so it has ended before

@@ -101,16 +101,16 @@ def test_who_hangs_is_named_with_the_line_it_is_at(tmp_path: Path, control: list
         with live(info) as source:
             wait_for(lambda: follower.reads(source) == RANKS, "all ranks are seen")
             (tmp_path / "watched").touch()  # not before, so that live and replay see the same
-            hang = follower.until(source, lambda one: stuck(one) and len(one.evidence["stacks"]) == RANKS)
+            hang = follower.until(source, lambda one: stuck(one) and len(one.evidence.stacks) == RANKS)
             check_stuck(hang)
             open(tmp_path / "go", "w").close()
             past = follower.until(source, stuck, open=False)
             assert (past.since_step, past.until_step) == (hang.since_step, hang.since_step)
             assert past.cost_ns >= hang.cost_ns > 2 * 3 * S
-            assert past.evidence["call_sites"] == hang.evidence["call_sites"]
+            assert past.evidence.call_sites == hang.evidence.call_sites
             check_stopped(job, follower, source)
             (tmp_path / "mismatch").touch()
-            check_mismatch(follower.until(source, lambda one: mismatch(one) and len(one.evidence["stacks"]) == RANKS))
+            check_mismatch(follower.until(source, lambda one: mismatch(one) and len(one.evidence.stacks) == RANKS))
             assert all(int((tmp_path / f"stacks{rank}").read_text()) > 10 for rank in range(RANKS))
         job.kill_everything()
         wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
@@ -127,7 +127,7 @@ def stuck(one: Incident) -> bool:
 
 
 def mismatch(one: Incident) -> bool:
-    return bool(one.evidence["why"] == "mismatch")
+    return bool(one.evidence.why == "mismatch")
 
 
 def at_step(step: int, follower: Follower) -> list[Incident]:
@@ -139,12 +139,12 @@ def check_stuck(hang: Incident) -> None:
     assert hang.severity == "error"
     assert hang.message.startswith("rank 1 in ")
     held_up, waiting = line_of('open(FOLDER / "go")'), line_of(".square().sum().backward()")
-    assert hang.evidence["call_sites"] == {
+    assert hang.evidence.call_sites == {
         1: f"stuck.py:{held_up} in held_up", 0: f"stuck.py:{waiting} in train",
     }  # fmt: skip
-    assert hang.evidence["stacks"][1][0].endswith(f"stuck.py:{held_up} in held_up")
-    assert len(set(hang.evidence["issued"].values())) == 2
-    assert hang.evidence["issued"][1] < hang.evidence["issued"][0]
+    assert hang.evidence.stacks[1][0].endswith(f"stuck.py:{held_up} in held_up")
+    assert len(set(hang.evidence.issued.values())) == 2
+    assert hang.evidence.issued[1] < hang.evidence.issued[0]
     assert stack_lines(hang)[0] == f"rank 1 holds up the others at stuck.py:{held_up} in held_up"
 
 
@@ -157,7 +157,7 @@ def check_stopped(job: Job, follower: Follower, source: LiveSource) -> None:
     finally:
         victim.send_signal(signal.SIGCONT)
     # On a busy machine, it may have stood still before, and sent its stack.
-    assert (2 in hang.evidence["no_stack"]) is (2 not in hang.evidence["stacks"])
+    assert (2 in hang.evidence.no_stack) is (2 not in hang.evidence.stacks)
     follower.until(source, lambda one: one.ranks == (2,), open=False)
 
 

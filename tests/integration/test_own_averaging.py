@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["object", "local_sgd", "idle_hook", "no_sync"])
 def test_it_has_no_false_alarm(name: str, folder: Path) -> None:
-    report = report_of(folder / name)
+    report = report_of(folder / name).as_json()
     assert report["steps"]["count"] == STEPS
     assert [incident for incident in report["incidents"] if incident["severity"] == "error"] == []
     assert report["off"] == []

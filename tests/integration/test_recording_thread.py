@@ -79,7 +79,7 @@ def test_a_directory_that_vanishes_and_comes_back(recorder: RecordingThread, tmp
     feed(recorder, 10, 5)
     recorder.finish()
     assert steps_in(folder / "a.mcap") == list(range(10, 15))
-    assert report_of(folder / "a.mcap")["recording"]["lost"] >= 5
+    assert report_of(folder / "a.mcap").as_json()["recording"]["lost"] >= 5
     assert "frames lost" in recorder.state.error
     following = RecordingThread(str(folder / "a.mcap"), {"run_id": "r"}, Limits(), resume=True)
     following.start()
@@ -134,7 +134,7 @@ def test_a_full_disk(recorder: RecordingThread, tmp_path: Path) -> None:
         feed(recorder, 1000, 3)
         recorder.finish()
         assert steps_in(disk / "a.mcap")[-3:] == [1000, 1001, 1002]
-        assert report_of(disk / "a.mcap")["recording"]["lost"] == recorder.lost >= 1
+        assert report_of(disk / "a.mcap").as_json()["recording"]["lost"] == recorder.lost >= 1
     finally:
         recorder.finish()
         subprocess.run(["umount", str(disk)], check=True)

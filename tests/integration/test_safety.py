@@ -446,7 +446,7 @@ def test_an_elastic_restart(tmp_path: Path) -> None:
     # Not the exit code, as above: `told`.
     assert sorted(said.splitlines()) == sorted(unwatched)
     assert [line[:9] for line in unwatched] == ["attempt 1"] * 2
-    first, second = report_of(tmp_path / "run.mcap"), report_of(tmp_path / "run.1.mcap")
+    first, second = report_of(tmp_path / "run.mcap").as_json(), report_of(tmp_path / "run.1.mcap").as_json()
     assert [row["steps"] for row in first["ranks"]] == [4, 4]
     assert [row["steps"] for row in second["ranks"]] == [8, 8]
     assert [row["end"]["reason"] for row in second["ranks"]] == ["finished", "finished"]

@@ -42,7 +42,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def reports(recordings: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    return {name: report_of(file) for name, file in recordings.items()}
+    return {name: report_of(file).as_json() for name, file in recordings.items()}
 
 
 def test_the_parameter_groups_are_those_of_the_model(recordings: dict[str, Path]) -> None:
@@ -103,7 +103,7 @@ def test_ranks_that_are_alike_are_not_named(reports: dict[str, dict[str, Any]]) 
 
 def test_reports_and_traces_name_the_groups(recordings: dict[str, Path], tmp_path: Path) -> None:
     report = report_of(recordings["alike"])
-    uses = {row["use"] for row in report["buckets"]}
+    uses = {row.use for row in report.buckets}
     assert uses == {"all_gather", "all_gather_backward", "reduce_scatter"}
     text = render_report(report)
     assert re.search(r"^group +collective +size", text[text.index("Parameter groups") :], re.MULTILINE)

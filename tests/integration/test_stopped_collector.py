@@ -51,7 +51,7 @@ def test_frames_are_dropped_and_counted_until_it_runs_again(tmp_path: Path) -> N
         end.touch()
         assert job.wait() == 0, job.output()
     assert all(after[rank].step > before[rank].step for rank in (0, 1))
-    report = report_of(file)
+    report = report_of(file).as_json()
     seen = messages(list(Recording(file)), Step)
     for row in report["ranks"]:
         steps = [step for step in seen if step.rank == row["rank"]]

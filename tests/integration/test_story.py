@@ -127,13 +127,13 @@ class Facts:
         """Whether what an incident says is in the ranks' own stamps."""
         first, last = incident.since_step or 0, incident.until_step or max(self.steps)
         near = [fact for n in range(first - 1, last + 3) for fact in self.steps.get(n, {}).values()]
-        if "late_ms" in incident.evidence:
+        if incident.evidence.late_ms is not None:
             latest = sum(self.latest_ns(step, incident.ranks[0]) for step in range(first, last + 1))
-            return latest > LATE_PART * incident.steps * incident.evidence["late_ms"] * 1e6
+            return latest > LATE_PART * incident.steps * incident.evidence.late_ms * 1e6
         if incident.kind == "pause":  # a step took far longer than others
             return self.longest_ns(first, last) > PAUSE_NS
         if incident.phase == "gc":  # again and again, a collection made others wait
-            return self.longest_ns(first, last) > incident.evidence["longest_ms"] * 1e6
+            return self.longest_ns(first, last) > incident.evidence.longest_ms * 1e6
         if incident.kind == "hang":  # a rank was stuck, or silent
             return self.longest_ns(first, last) > STUCK_NS
         if incident.kind == "slow_input":
@@ -161,7 +161,7 @@ def words(app):
 
 def late(slowest: Incident | None, rank: int) -> bool:
     """Whether that rank is called late, by something like what was injected."""
-    return slowest is not None and slowest.ranks == (rank,) and slowest.evidence["late_ms"] > INJECTED_MS
+    return slowest is not None and slowest.ranks == (rank,) and slowest.evidence.late_ms > INJECTED_MS
 
 
 def due_to(slowest: Incident | None, rank: int, phase: str) -> bool:

@@ -63,7 +63,7 @@ def test_what_is_stated_is_true(recording: Path) -> None:
 
 
 def test_the_report_shows_how_far_stamps_may_be_off(recording: Path) -> None:
-    first, second = report_of(recording)["ranks"]
+    first, second = report_of(recording).as_json()["ranks"]
     assert first["clock_error_ms"] == 0 < second["clock_error_ms"]
     assert first["late_ms_p50"] is not None
 

@@ -135,7 +135,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         plain, watched = together(lambda: unwatched(script, path, saved[0]), lambda: ddpwatch(*run))
         assert watched.returncode == 0, watched.stderr
     output = [watched.stdout, watched.stderr]
-    return Runs(script, plain, output, [parameters(one) for one in saved], report_of(file), file)
+    return Runs(script, plain, output, [parameters(one) for one in saved], report_of(file).as_json(), file)
 
 
 @contextmanager

@@ -147,10 +147,10 @@ def test_a_run_without_steps(case: str, text: str, tmp_path: Path) -> None:
         _, said = process.communicate()
     assert process.returncode == 0, said
     report = report_of(file)
-    assert report["verdict"]["text"].startswith(f"finished after 0 steps; {text}")
-    assert (report["verdict"]["kind"], report["verdict"]["severity"]) == ("no_steps", "warn")
-    assert report["verdict"]["text"] in said
-    assert report["verdict"]["text"] in render_report(report)
+    assert report.verdict.text.startswith(f"finished after 0 steps; {text}")
+    assert (report.verdict.kind, report.verdict.severity) == ("no_steps", "warn")
+    assert report.verdict.text in said
+    assert report.verdict.text in render_report(report)
 
 
 def test_ranks_that_start_are_counted(tmp_path: Path) -> None:

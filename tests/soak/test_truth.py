@@ -45,7 +45,7 @@ def test_who_is_late_across_hosts_and_by_how_much_is_true(injected: bool) -> Non
         file = _trained(hosts, injected)
         report, late, right = report_of(file), _lateness(file), _last_named(file)
         bucket = _bucket(file)
-    named = [row for row in report["incidents"] if row["kind"] in NAMES_A_RANK and row["ranks"]]
+    named = [row for row in report.incidents if row.kind in NAMES_A_RANK and row.ranks]
     medians = ", ".join(f"{median(values) / NS_PER_MS:.2f}" for values in zip(*late, strict=True))
     print(f"\nstated, ± and true ms: {medians}; {len(late)} full steps, {len(right)} buckets with a last rank")
     assert late
@@ -54,9 +54,9 @@ def test_who_is_late_across_hosts_and_by_how_much_is_true(injected: bool) -> Non
     if not injected:
         assert named == []
         return
-    assert {tuple(row["ranks"]) for row in named} == {(LATE,)}
-    assert {row["host"] for row in report["ranks"] if row["rank"] == LATE} == {f"host{LATE}"}
-    assert any(LAYER in (row["param"] or "") and row["bucket"] == bucket for row in named)
+    assert {tuple(row.ranks) for row in named} == {(LATE,)}
+    assert {row.host for row in report.ranks if row.rank == LATE} == {f"host{LATE}"}
+    assert any(LAYER in (row.param or "") and row.bucket == bucket for row in named)
 
 
 def _trained(hosts: Network, injected: bool) -> Path:

@@ -243,7 +243,7 @@ def _word(truth: Truth, incident: Incident) -> bool:
 def _judge_one(score: Score, incident: Incident) -> None:
     truth = score.truth
     score.kind, score.alarm = _word(truth, incident), incident.severity in ALARMS
-    unknown = not incident.phase and incident.evidence.get("unwatched")  # of such a step, no phase is known
+    unknown = not incident.phase and incident.evidence.unwatched  # of such a step, no phase is known
     score.cause = incident.phase in truth.phases if truth.phases and not unknown else None
     score.layer = incident.param in truth.params if truth.params is not None else None
     if truth.period is not None:

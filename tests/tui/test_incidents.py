@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import Account, End, Evidence, Incident, LostTime
 from ddpwatch.analysis.diagnosis.words.incident_news import lost_text
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident, incident_rows, strip, struck
 from ddpwatch.tui.models.overview import Overview
@@ -28,7 +28,7 @@ STACK = "/a/very/long/path/" + "x" * 90 + "/train.py:7 in train_step"
 HANG = Incident(
     "hang", "error", "rank 2 stuck", (2,), "forward", since_step=11, until_step=11, steps=1, open=True,
     device="CPU stolen",
-    evidence={"why": "behind", "stacks": {2: [STACK]}, "call_sites": {2: "train.py:7 in train_step"}, "late_ms": 12.5},
+    evidence=Evidence(why="behind", stacks={2: [STACK]}, call_sites={2: "train.py:7 in train_step"}, late_ms=12.5),
 )  # fmt: skip
 LOST = LostTime(
     rank_ns=100 * SECOND,
@@ -130,8 +130,8 @@ def test_a_death_is_not_later_than_its_step():
 
 
 def test_a_death_has_a_step_and_does_not_last():
-    ends = {1: {"reason": "killed", "in_flight": [1]}}
-    lines, _ = listed([replace(HANG, kind="death", message="rank 2 was killed", evidence={"ends": ends})], (80, 19))
+    ended = Evidence(ends={1: End("killed", "SIGKILL", 9, 11, "forward", [1], 0)})
+    lines, _ = listed([replace(HANG, kind="death", message="rank 2 was killed", evidence=ended)], (80, 19))
     assert re.match(r"▶ ● death +2 +forward +11 ", lines[1])
     assert lines[2].startswith(" death, at step 11: cost ")
     assert "struck 1 step" in [line.strip() for line in lines]

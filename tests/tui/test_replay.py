@@ -382,13 +382,13 @@ class TestWholeRun:
     def test_it_is_that_of_the_report(self, tmp_path):
         frames = enveloped(eventful(), every_ms=50)
         whole = self.whole(frames)
-        report = report_of(ended_recording(tmp_path / "a.mcap", eventful()))
-        assert [incident_row(found)["kind"] for found in whole.result.incidents] == [
+        report = report_of(ended_recording(tmp_path / "a.mcap", eventful())).as_json()
+        assert [incident_row(found).as_json()["kind"] for found in whole.result.incidents] == [
             "death",
             "exposed_comm",
             "straggler",
         ]
-        rows = [incident_row(found, state_of(eventful()).layouts) for found in whole.result.incidents]
+        rows = [incident_row(found, state_of(eventful()).layouts).as_json() for found in whole.result.incidents]
         same = ("kind", "ranks", "phase", "param", "since_step", "until_step", "steps", "message")
         assert [[row[key] for key in same] for row in rows] == [[r[key] for key in same] for r in report["incidents"]]
         assert whole.result.lost.rank_ns / 1e9 == report["lost"]["rank_seconds"]

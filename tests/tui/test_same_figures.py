@@ -156,7 +156,7 @@ def below(text, heading, count):
 async def test_every_view(recording, rows, truth):
     clock = Clock()
     app = DashboardApp(ReplaySpec("run.mcap", Recording(recording), 1.0, clock), clock=clock, ticking=False)
-    report = report_of(recording)
+    report = report_of(recording).as_json()
     async with app.run_test(size=(200, 60)) as pilot:
         await until(pilot, lambda: app.session.state.frames)
         await pilot.press("full_stop")
@@ -273,7 +273,7 @@ def test_plain_lines(recording, truth, capsys):
 
 
 def test_json_and_library(recording, truth):
-    report = report_of(recording)
+    report = report_of(recording).as_json()
     steps, overlap, phases = report["steps"], report["overlap"], report["phases_ms"]
     exact = {
         "steps": steps["averaged"], "step": steps["step_ms"], "step p50": steps["step_ms_p50"],
@@ -309,11 +309,11 @@ def test_metrics(recording, truth):
     found |= {"overlap": 100 * overlap.value, **{s.labels[0]: 1e3 * s.value for s in values["phase"]}}
     found |= {f"{sample.labels[0]} late": 1e3 * sample.value for sample in values["late"]}
     assert found == pytest.approx({name: truth[name] for name in found})
-    lost = report_of(recording)["lost"]
+    lost = report_of(recording).as_json()["lost"]
     assert values["lost_time"][0].value == pytest.approx(lost["lost_share"])
     assert sum(sample.value for sample in values["rank_time"]) == pytest.approx(lost["rank_seconds"])
     busbw = {f"bucket {s.labels[1]} busbw": s.value / 1e9 for s in values["bus_bandwidth"]}
-    assert busbw == pytest.approx({name: bucket_truth(report_of(recording))[name] for name in busbw})
+    assert busbw == pytest.approx({name: bucket_truth(report_of(recording).as_json())[name] for name in busbw})
 
 
 def test_reports(recording, truth, tmp_path):
@@ -350,7 +350,7 @@ LABELS = {"steps": "", "communication": "comm"}
 def test_labels_of_the_html(recording, truth, tmp_path):
     """Each label of its script has the figure of that name beside it."""
     write_html(recording, tmp_path / "report.html", Selection())
-    page, report = (tmp_path / "report.html").read_text(), report_of(recording)
+    page, report = (tmp_path / "report.html").read_text(), report_of(recording).as_json()
     assert json.loads(re.search(r"const DATA = (\{.*\});\n", page)[1])["report"] == json.loads(json.dumps(report))
     tiles = re.findall(r'\["([\w ]+)", (num|pct)\(r\.(\w+)\.(\w+)\)', page)
     shown = [(LABELS.get(label, label), in_script(kind, report[part][key])) for label, kind, part, key in tiles]
@@ -442,7 +442,7 @@ def listed(row):
 async def test_incidents_and_lost_time(tmp_path, capsys):
     """One run with several incidents: the same list and costs wherever they are shown, and the same lost time."""
     file = ended_recording(tmp_path / "run.mcap", eventful())
-    report = report_of(file)
+    report = report_of(file).as_json()
     truth, rows = lost_truth(report), incidents_of(report)
     assert [row["kind"] for row in rows] == ["death", "exposed_comm", "straggler"]
     assert sum(row["seconds"] for row in report["lost"]["accounts"]) == pytest.approx(report["lost"]["rank_seconds"])
@@ -476,8 +476,8 @@ def plain_heading(file, rows, capsys):
 
 def check_documents(file, report, folder):
     """Text, Markdown, JSON and HTML list the same incidents."""
-    rows, page = incidents_of(report), " ".join(render_report(report).split())
-    markdown = render_markdown(report)
+    rows, page = incidents_of(report), " ".join(render_report(report_of(file)).split())
+    markdown = render_markdown(report_of(file))
     for row in rows:
         assert row["message"] in page
         assert "{} rank-s, {} of the run".format(*listed(row)) in page
@@ -512,7 +512,7 @@ async def check_list(pilot, app, rows):
 async def test_comparison(recording, truth):
     """Its figures are medians over the steps, and say so."""
     result = compare_recordings([recording, recording])
-    first = result["runs"][0]
+    first = result.runs[0].as_json()
     assert first["step_ms_p50"] == pytest.approx(truth["step p50"])
     clock = Clock()
     spec = ReplaySpec("run.mcap", Recording(recording), 1.0, clock)

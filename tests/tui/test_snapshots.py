@@ -138,7 +138,7 @@ def frame_shown(app, lines):
     yield f"overlap {percent(summary.overlap)}" in lines[1]
     yield f"exposed {ms(summary.exposed_ns)} ms" in lines[1]
     slowest = overview.slowest
-    yield slowest is None or f"{slowest.ranks[0]} +{three_digits(slowest.evidence['late_ms'])} ms" in lines[1]
+    yield slowest is None or f"{slowest.ranks[0]} +{three_digits(slowest.evidence.late_ms)} ms" in lines[1]
     verdict = " ".join(" ".join(lines[2:6]).split())
     yield any(sign + overview.verdict.text[:60] in verdict for sign in ("✗ ", "! ", "✓ ", "· "))
     tabs = (f" {key} {view.NAME}" for key, view in VIEWS.items())

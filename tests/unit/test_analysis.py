@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.attachments import ATTACHED_STEPS, AttachmentBuilder
 from ddpwatch.analysis.buckets import bus_bandwidths
-from ddpwatch.analysis.diagnosis.words.findings import findings
+from ddpwatch.analysis.findings import findings
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
@@ -203,8 +203,8 @@ def run(late_ms: float = 0, steps: int = 20) -> ReportBuilder:
 
 
 def test_the_report_of_a_run() -> None:
-    report = run(late_ms=30).report()
-    report["findings"] = findings(report)
+    made = run(late_ms=30).report()
+    report = made.as_json()
     assert report["steps"] == {
         "count": 20,
         "warmup": 1,
@@ -226,8 +226,8 @@ def test_the_report_of_a_run() -> None:
     assert [row["ready_ms_p50"] for row in report["buckets"]] == [15, 45]
     assert [row["exposed_ms_p50"] for row in report["buckets"]] == [0, 10]
     assert [(row["last_rank"], row["last_share"]) for row in report["buckets"]] == [(1, 1.0), (1, 1.0)]
-    assert [finding["kind"] for finding in report["findings"]] == ["straggler"]
-    assert "rank 1 is late by 30 ms in each step" in render_report(report)
+    assert [finding.kind for finding in findings(made)] == ["straggler"]
+    assert "rank 1 is late by 30 ms in each step" in render_report(made)
 
 
 def test_gradients_that_are_not_reduced_are_said() -> None:
@@ -237,7 +237,7 @@ def test_gradients_that_are_not_reduced_are_said() -> None:
         step.reduced = False
         builder.apply_message(step)
     found = findings(builder.report())
-    assert [(finding["kind"], finding["severity"]) for finding in found] == [
+    assert [(finding.kind, finding.severity) for finding in found] == [
         ("not_reduced", "error"),
         ("exposed_comm", "warning"),
     ]
@@ -245,17 +245,16 @@ def test_gradients_that_are_not_reduced_are_said() -> None:
 
 def test_an_even_run_has_no_straggler() -> None:
     report = run().report()
-    assert [finding["kind"] for finding in findings(report)] == ["exposed_comm"]
+    assert [finding.kind for finding in findings(report)] == ["exposed_comm"]
 
 
 def test_a_run_without_a_second_rank_has_dashes_not_zeros() -> None:
     builder = ReportBuilder()
     builder.apply_message(make_step(0, buckets=[]))
     report = builder.report()
-    row = report["ranks"][0]
-    assert (row["late_ms_p50"], row["overlap"], row["overlap_p50"]) == (None, None, None)
-    assert report["overlap"] == {"ratio": None, "comm_ms": 0, "exposed_ms": 0}
-    report["findings"] = findings(report)
+    row = report.ranks[0]
+    assert (row.late_ms_p50, row.overlap, row.overlap_p50) == (None, None, None)
+    assert report.overlap.as_json() == {"ratio": None, "comm_ms": 0, "exposed_ms": 0}
     assert " –" in render_report(report)
 
 
@@ -354,8 +353,7 @@ def test_what_a_recording_says_of_a_group_that_is_not_the_default_one() -> None:
 
 def test_an_empty_run_has_a_report() -> None:
     report = ReportBuilder().report()
-    report["findings"] = findings(report)
-    assert report["phases_ms"] == dict.fromkeys(PHASES)
+    assert report.phases_ms == dict.fromkeys(PHASES)
     assert "nothing stands out" not in render_report(report)
 
 
@@ -367,8 +365,8 @@ def test_ranks_missing_from_a_step_do_not_stop_the_report() -> None:
         Bye(rank=1, by="collector", reason="killed", detail="SIGKILL", signal=9, at_ns=1, step=100, phase="sync")
     )
     report = builder.report()
-    assert [row["steps"] for row in report["ranks"]] == [23, 20]
-    assert findings(report)[0]["message"] == "rank 1 was killed (SIGKILL) at step 100 waiting for buckets"
+    assert [row.steps for row in report.ranks] == [23, 20]
+    assert findings(report)[0].message == "rank 1 was killed (SIGKILL) at step 100 waiting for buckets"
 
 
 @pytest.mark.parametrize(
@@ -394,6 +392,6 @@ def test_an_unresolved_step_has_no_figures() -> None:
         changes = {"status": "unresolved", "duration_ns": 0, "cpu_ns": 5, **empty} if number % 2 else {}
         report.apply_message(frames.step(0, number, **changes))
     built = report.report()
-    assert built["steps"]["unresolved"] == 10
-    assert built["steps"]["step_ms_p50"] == built["steps"]["step_ms_p90"] == 100.0
-    assert "10 unresolved" in render_report({**built, "findings": []})
+    assert built.as_json()["steps"]["unresolved"] == 10
+    assert built.steps.step_ms_p50 == built.steps.step_ms_p90 == 100.0
+    assert "10 unresolved" in render_report(built)

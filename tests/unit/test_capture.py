@@ -62,7 +62,7 @@ def test_what_the_viewer_missed_is_lost_to_the_recording(tmp_path: Path) -> None
     source = Played(run())
     source.missed = 12
     capture(source, tmp_path / "a.mcap", None, None)
-    report = report_of(tmp_path / "a.mcap")
+    report = report_of(tmp_path / "a.mcap").as_json()
     assert report["recording"]["lost"] == 12
     assert [f["evidence"] for f in report["findings"] if f["kind"] == "recording_lost"] == [{"lost": 12}]
 

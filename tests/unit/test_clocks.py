@@ -305,12 +305,13 @@ def test_views_and_reports_name_the_candidates() -> None:
     builder = ReportBuilder()
     for message in messages:
         builder.apply_message(message)
-    report = builder.report()
+    made = builder.report()
+    report = made.as_json()
     assert {(row["last_rank"], tuple(row["last_ranks"])) for row in report["buckets"]} == {(None, (1, 2))}
     errors = [row["clock_error_ms"] for row in report["ranks"]]
     assert errors[:2] == [0, 0]
     assert errors[2] == errors[3] > 1
-    shown = {table.title.split()[0]: table for table in tables(report)}
+    shown = {table.title.split()[0]: table for table in tables(made)}
     assert [row[-1] for row in shown["Buckets"].rows] == ["one of 1, 2: 83 %"] * 2
     assert "clock ±ms" in shown["Ranks"].header
 
@@ -321,7 +322,7 @@ def test_too_many_candidates_are_not_named() -> None:
     builder = ReportBuilder()
     for message in job("abcdef", [*ranks, *[[44.0, 44.1, 44.2, 44.1, 44.0, 40.0]] * 20]):
         builder.apply_message(message)
-    report = builder.report()
+    report = builder.report().as_json()
     assert None not in [row["late_ms_p50"] for row in report["ranks"]]
     for row in report["buckets"]:
         assert (row["last_rank"], row["last_ranks"], row["last_share"]) == (None, [], None)
@@ -331,9 +332,10 @@ def test_one_clock_shows_no_error() -> None:
     builder = ReportBuilder()
     for message in job("aaaa", IN_TURN):
         builder.apply_message(message)
-    report = builder.report()
+    made = builder.report()
+    report = made.as_json()
     assert {row["clock_error_ms"] for row in report["ranks"]} == {None}
-    assert all("clock" not in " ".join(table.header) for table in tables(report))
+    assert all("clock" not in " ".join(table.header) for table in tables(made))
 
 
 # -- pings -----------------------------------------------------------------------------------------------------------

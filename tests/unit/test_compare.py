@@ -102,15 +102,15 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
     a = record(tmp_path / "a.mcap", run_of(steps=60, seed=1))
     b = record(tmp_path / "b.mcap", run_of(steps=60, seed=2, slower=1.2))
     result = compare_recordings([a, b])
-    assert [run["steps"] for run in result["runs"]] == [59, 59]
-    difference = result["differences"][0]
-    assert (difference["a"], difference["b"], difference["verdict"], difference["phase"]) == (
+    assert [run.steps for run in result.runs] == [59, 59]
+    difference = result.differences[0]
+    assert (difference.a, difference.b, difference.verdict, difference.phase) == (
         "a",
         "b",
         "slower",
         "backward",
     )
-    assert difference["ratio"] == pytest.approx(0.2, abs=0.02)
+    assert difference.ratio == pytest.approx(0.2, abs=0.02)
     text = render_compare(result)
     assert "b is 2" in text
     assert "slower than a" in text
@@ -122,9 +122,9 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two recordings"):
-        compare_recordings([record(tmp_path / "a.mcap")])
+        compare_recordings([record(tmp_path / "a.mcap")]).as_json()
     with pytest.raises(UsageError, match="none of the selected steps and ranks"):
-        compare_recordings([tmp_path / "a.mcap", record(tmp_path / "b.mcap")], Selection(first=500))
+        compare_recordings([tmp_path / "a.mcap", record(tmp_path / "b.mcap")], Selection(first=500)).as_json()
 
 
 @pytest.mark.parametrize(("text", "meant"), [("5%", 0.05), ("5", 0.05), ("0", 0.0), ("2.5 %", 0.025)])

@@ -71,10 +71,10 @@ def test_a_rank_that_waits_for_a_core_is_starved() -> None:
     cause = starved([0.38, 0.01, 0.0, 0.02]).cause(0, FAULT[0] * SECOND, FAULT[1] * SECOND)
     assert cause is not None
     assert cause.text == "CPU starved: waited 38 % of the time for a core"
-    assert cause.evidence["cause"] == "wait"
-    assert cause.evidence["value"] == pytest.approx(0.38)
-    assert cause.evidence["peers"] < 0.05
-    assert cause.evidence["before"] == 0.0
+    assert cause.evidence.cause == "wait"
+    assert cause.evidence.value == pytest.approx(0.38)
+    assert cause.evidence.peers < 0.05
+    assert cause.evidence.before == 0.0
 
 
 def test_ranks_that_all_wait_are_not_late_for_that_but_slow() -> None:
@@ -156,7 +156,7 @@ def test_clocks_that_are_throttled() -> None:
     cause = gpus([(1200.0, POWER)] * 3).cause(None, 0, FAULT[1] * SECOND)
     assert cause is not None
     assert cause.text == "clocks throttled by power (1,200 of 1,980 MHz)"
-    assert cause.evidence["figures"]["clock_mhz"] == 1200.0
+    assert cause.evidence.figures["clock_mhz"] == 1200.0
 
 
 def test_a_gpu_of_another_job_is_no_peer() -> None:
@@ -181,7 +181,7 @@ def test_the_worst_comes_first_and_the_others_are_evidence() -> None:
     cause = causes.cause(0, FAULT[0] * SECOND, FAULT[1] * SECOND)
     assert cause is not None
     assert cause.text == "host swaps (50 MB/s)"
-    assert cause.evidence["also"] == ["12 % of CPU time stolen"]
+    assert cause.evidence.also == ["12 % of CPU time stolen"]
 
 
 def test_a_pause_between_two_samples_is_in_the_second() -> None:

@@ -233,14 +233,14 @@ def test_every_view_has_its_files() -> None:
 
 
 def test_the_report_has_the_documented_keys(tmp_path: Path) -> None:
-    report = report_of(record(tmp_path / "run.mcap"))
+    report = report_of(record(tmp_path / "run.mcap")).as_json()
     assert report["findings"]
     assert_documented(report)
 
 
 def test_the_comparison_has_the_documented_keys(tmp_path: Path) -> None:
     paths = [record(tmp_path / f"{name}.mcap", run_of(steps=25)) for name in "ab"]
-    assert_documented(compare_recordings(paths))
+    assert_documented(compare_recordings(paths).as_json())
 
 
 def test_the_doctor_has_the_documented_keys() -> None:

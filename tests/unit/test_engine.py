@@ -154,7 +154,7 @@ class TestBlame:
         found = late_ones(incidents(late))
         now = next(one for one in found if one.open)
         assert (now.kind, now.ranks, now.since_step, now.steps) == ("straggler", (1,), 56, 14)
-        assert now.evidence["late_ms"] == pytest.approx(100, abs=5)
+        assert now.evidence.late_ms == pytest.approx(100, abs=5)
         assert now.cost_ns == pytest.approx(14 * 90 * MS, rel=0.05)
         assert all(one.until_step < 56 for one in found if one is not now)
 
@@ -367,11 +367,11 @@ def test_shares_have_one_base_while_a_hang_lasts():
         for rank, phase in enumerate(("sync", "forward")):
             still = beat(rank, 40, phase, at_ns=since_ns + waited_ns, since_ns=since_ns)
             found.apply_message(still, received_ns + waited_ns)
-    hang, late = (one for one in found.incidents() if one["ranks"] == [1])
-    assert (hang["kind"], hang["open"], late["kind"]) == ("hang", True, "straggler")
-    total = found.lost()["rank_seconds"] + hang["seconds"]
-    assert hang["share"] == pytest.approx(hang["seconds"] / total)
-    assert late["share"] == pytest.approx(late["seconds"] / total)
+    hang, late = (one for one in found.incidents() if one.ranks == [1])
+    assert (hang.kind, hang.open, late.kind) == ("hang", True, "straggler")
+    total = found.lost().rank_seconds + hang.seconds
+    assert hang.share == pytest.approx(hang.seconds / total)
+    assert late.share == pytest.approx(late.seconds / total)
 
 
 class TestWhatCannotBeSplit:

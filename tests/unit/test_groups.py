@@ -52,8 +52,8 @@ def test_ranks_of_other_groups_are_not_compared() -> None:
 def test_the_slow_rank_is_named_with_its_group() -> None:
     (found,) = [incident for incident in two_groups().diagnosis.incidents() if incident.ranks]
     assert (found.kind, found.ranks, found.phase) == ("straggler", (3,), "backward")
-    assert found.evidence["group"] == [2, 3]
-    assert found.evidence["late_ms"] == found.evidence["excess_ms"] == LATE_MS
+    assert found.evidence.group == [2, 3]
+    assert found.evidence.late_ms == found.evidence.excess_ms == LATE_MS
     assert "in its group (ranks 2, 3)" in found.message
 
 

@@ -96,7 +96,7 @@ def test_the_rank_that_sleeps_between_its_steps_is_named(ahead: int, place: str,
     assert {other.kind for other in others} <= {"exposed_comm"}
     assert (one.kind, one.ranks, one.phase, one.since_step, one.open) == ("hang", (1,), "between", STEPS - 1, True)
     assert f"it has issued {issued[1]} collectives, the ranks that wait {issued[0]}" in one.message
-    assert one.evidence["why"] == "behind"
+    assert one.evidence.why == "behind"
 
 
 def test_steps_that_the_gpu_has_not_passed_are_not_sent() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.words.rows import incident_row
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.files import write_html, write_page
@@ -105,14 +107,10 @@ def test_the_page_has_the_incidents_of_the_report(tmp_path: Path) -> None:
 
 def test_stacks_are_cleaned(tmp_path: Path) -> None:
     """A hang's evidence has tuples of calls, and ranks as keys."""
-    hang = {
-        "kind": "hang", "severity": "error", "ranks": [1], "phase": None, "param": None, "bucket": None, "device": None,
-        "since_step": None, "until_step": None, "steps": 0, "period": None, "seconds": 0.0, "share": None,
-        "gain": None, "open": True, "message": REORDERED,
-        "evidence": {"stacks": {1: (REORDERED,)}, "call_sites": {1: REORDERED}},
-    }  # fmt: skip
+    evidence = Evidence(stacks={1: (REORDERED,)}, call_sites={1: REORDERED})
+    hang = incident_row(Incident("hang", "error", REORDERED, (1,), open=True, evidence=evidence))
     report = report_of(record(tmp_path / "run.mcap"))
-    write_page({**report, "incidents": [hang]}, Drawn(), tmp_path / "report.html")
+    write_page(replace(report, incidents=[hang]), Drawn(), tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert not [c for c in ("\u202e", "\u2066", "\u200b", "\\u001b") if c in text]
     assert text.count("inni[31mx") >= 5

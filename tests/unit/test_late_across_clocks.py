@@ -111,5 +111,5 @@ def test_a_stall_is_a_ranks_if_its_clock_cannot_explain_that(late_ms: int, ranks
     run = Run()
     for _ in run.steps(enveloped(stalled(late_ms))):
         pass
-    [pause] = [row for row in run.incidents() if row["kind"] == "pause"]
-    assert pause["ranks"] == ranks
+    [pause] = [row for row in run.incidents() if row.kind == "pause"]
+    assert pause.ranks == ranks

@@ -100,7 +100,7 @@ def test_on_nccl_the_rank_that_is_one_collective_behind_is_named() -> None:
     assert (found.kind, found.ranks, found.phase, found.since_step, found.open) == ("hang", (5,), "between", 41, True)
     behind = "it has issued 120 collectives, the ranks that wait 121"
     assert found.message == f"rank 5 between steps at step 41 for 4 s; {behind}"
-    assert found.evidence["issued"][5] == 120
+    assert found.evidence.issued[5] == 120
 
 
 def test_the_rank_that_does_not_wait_is_named_where_collectives_are_not_counted() -> None:
@@ -129,7 +129,7 @@ def test_a_rank_that_stopped_is_silent(counts: tuple[int, int] | None) -> None:
     found = only(run.go(6.0, silent=(1,)))
     assert found.ranks == (1,)
     assert found.message == "rank 1 silent for 6 s, last seen in step 40; rank 0 waits for bucket 1"
-    assert found.evidence["no_stack"] == {1: "it sends nothing: stopped, or in C code that holds the GIL"}
+    assert found.evidence.no_stack == {1: "it sends nothing: stopped, or in C code that holds the GIL"}
 
 
 def test_a_rank_that_stopped_is_named_though_others_wait_outside_of_their_steps() -> None:
@@ -244,7 +244,7 @@ def test_two_groups_that_do_not_depend_on_each_other_are_two_runs() -> None:
             run.put(rank, "forward", step=41 + second, issued_in=[(2, 5)])
         found = run.go(BEAT_S)
     assert only(found).ranks == (1,)
-    assert only(found).evidence["issued"] == {0: 9, 1: 8}
+    assert only(found).evidence.issued == {0: 9, 1: 8}
 
 
 def test_who_is_behind_because_it_waits_in_another_group_is_not_to_blame() -> None:
@@ -258,7 +258,7 @@ def test_who_is_behind_because_it_waits_in_another_group_is_not_to_blame() -> No
     run.put(1, "sync", issued_in=[(1, 8), (2, 6)])
     run.go(1.0)
     found = next(incident for incident in run.go(5.0) if incident.open)
-    assert found.ranks == (2,) or found.evidence["why"] == "crossed"
+    assert found.ranks == (2,) or found.evidence.why == "crossed"
 
 
 def test_each_waits_in_another_group() -> None:
@@ -266,7 +266,7 @@ def test_each_waits_in_another_group() -> None:
     run.put(0, "sync", in_flight=[0], issued_in=[(1, 9), (2, 4)])
     run.put(1, "sync", in_flight=[1], issued_in=[(1, 8), (2, 5)])
     found = only(run.go(5.0))
-    assert (found.ranks, found.evidence["why"]) == ((), "crossed")
+    assert (found.ranks, found.evidence.why) == ((), "crossed")
     assert found.message == "ranks 0, 1 waiting for bucket 0 for 5 s in step 40; each waits in another group"
 
 
@@ -340,7 +340,7 @@ def test_a_death_shows_who_waits_for_it() -> None:
         "rank 1 was killed (SIGKILL) at step 39 in backward, bucket 1 in flight; rank 0 waits for bucket 1"
     )
     assert found.cost_ns == 10 * S
-    assert found.evidence["ends"][1]["signal"] == 9
+    assert found.evidence.ends[1].signal == 9
 
 
 def test_the_victims_of_the_launcher_are_not_to_blame() -> None:
@@ -351,7 +351,7 @@ def test_the_victims_of_the_launcher_are_not_to_blame() -> None:
     run.leave(1, lost)
     found = only(run.go(1.0))
     assert found.message == "rank 1 is lost (its process is gone, how is not known); then rank 0 ended too"
-    assert set(found.evidence["ends"]) == {0, 1}
+    assert set(found.evidence.ends) == {0, 1}
 
 
 def test_the_first_death_is_the_cause_whatever_its_host_calls_the_time() -> None:
@@ -397,9 +397,9 @@ def test_the_call_sites_are_shown() -> None:
         run, 2, f"{TORCH}/autograd/graph.py 80 _engine_run_backward", f"{TORCH}/_tensor.py 6 backward", "/me/t.py 7 f"
     )
     found = only(run.go(1.0))
-    assert found.evidence["call_sites"] == {1: "cli.py:31 in fetch", 2: "t.py:7 in f"}
-    assert found.evidence["stacks"][1][0] == "/usr/lib/python3.11/threading.py:600 in wait"
-    assert not any("other.py" in frame for frame in found.evidence["stacks"][1])
+    assert found.evidence.call_sites == {1: "cli.py:31 in fetch", 2: "t.py:7 in f"}
+    assert found.evidence.stacks[1][0] == "/usr/lib/python3.11/threading.py:600 in wait"
+    assert not any("other.py" in frame for frame in found.evidence.stacks[1])
     lines = stack_lines(found)
     assert lines[:2] == ["rank 1 holds up the others at cli.py:31 in fetch", "rank 2 waits at t.py:7 in f"]
     assert lines[2:4] == ["rank 1, innermost call first:", "  /usr/lib/python3.11/threading.py:600 in wait"]
@@ -414,13 +414,13 @@ def test_a_mismatch_shows_both_calls() -> None:
     stack(run, 0, f"{TORCH}/autograd/graph.py 80 _engine_run_backward", "/me/train.py 30 step")
     stack(run, 1, f"{TORCH}/distributed/distributed_c10d.py 2800 all_reduce", "/me/metrics.py 9 gather")
     found = only(run.go(1.0))
-    assert (found.ranks, found.evidence["why"]) == ((1,), "mismatch")
+    assert (found.ranks, found.evidence.why) == ((1,), "mismatch")
     assert found.message == (
         "ranks wait in different calls for 4 s in step 40: "
         "rank 1 at metrics.py:9 in gather, rank 0 at train.py:30 in step"
     )
     stack(run, 1, "/me/metrics.py 12 compute", f"{TORCH}/distributed/distributed_c10d.py 83 wrapper")
-    assert only(run.go(1.0)).evidence["why"] == "elsewhere"
+    assert only(run.go(1.0)).evidence.why == "elsewhere"
 
 
 def test_the_costliest_hangs_are_kept() -> None:

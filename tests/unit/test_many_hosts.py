@@ -103,7 +103,7 @@ def steps_of(frames: Iterator[Frame]) -> list[tuple[int, int]]:
 
 def test_a_report_says_the_same(recorded: tuple[Recording, Recording]) -> None:
     """All but the size of the files."""
-    raw, packed = (report_of(recording.path) for recording in recorded)
+    raw, packed = (report_of(recording.path).as_json() for recording in recorded)
     for report in (raw, packed):
         report["recording"].pop("bytes", None)
     assert packed == raw
@@ -302,7 +302,7 @@ def per_node(folder: Path) -> Path:
 
 def test_a_directory_of_nodes_recordings_is_one_run(tmp_path: Path, recorded: tuple[Recording, Recording]) -> None:
     """The same figures as from the root's recording, with the clocks that collectives alone bound."""
-    together, whole = report_of(per_node(tmp_path)), report_of(recorded[0].path)
+    together, whole = report_of(per_node(tmp_path)).as_json(), report_of(recorded[0].path).as_json()
     assert together["run"] == whole["run"]
     assert together["steps"] == whole["steps"]
     assert [row["rank"] for row in together["ranks"]] == list(range(WORLD))
@@ -333,7 +333,7 @@ def test_nodes_whose_wall_clocks_differ_are_compared_all_the_same(
 ) -> None:
     """By more time than steps wait for their last ranks."""
     monkeypatch.setattr("ddpwatch.analysis.run.OPEN", StepLimit(16, 1 << 20, 1))
-    together, whole = report_of(with_wall_clocks_apart(tmp_path, 120)), report_of(recorded[0].path)
+    together, whole = report_of(with_wall_clocks_apart(tmp_path, 120)).as_json(), report_of(recorded[0].path).as_json()
     rows = {row["rank"]: row for row in together["ranks"]}
     assert all(row["late_ms_p50"] is not None for row in rows.values())
     assert abs(rows[LATE]["late_ms_p50"] - 20) <= rows[LATE]["clock_error_ms"]
@@ -431,6 +431,6 @@ def test_the_roots_recording_beside_those_of_nodes_counts_once(
     tmp_path: Path, recorded: tuple[Recording, Recording]
 ) -> None:
     write(per_node(tmp_path) / "root.mcap", run(True))
-    together, whole = report_of(tmp_path), report_of(recorded[0].path)
+    together, whole = report_of(tmp_path).as_json(), report_of(recorded[0].path).as_json()
     assert together["steps"] == whole["steps"]
     assert together["lost"]["rank_seconds"] == pytest.approx(whole["lost"]["rank_seconds"])

@@ -85,12 +85,10 @@ def test_communication_is_at_least_what_is_exposed_of_it() -> None:
             step.duration_ns += 80_000_000
             builder.apply_message(step)
     report = builder.report()
-    assert report["phases_ms"]["exposed_comm"] == report["overlap"]["exposed_ms"] == 10
-    assert report["overlap"]["comm_ms"] == 35
-    assert sum(ms for ms in report["phases_ms"].values() if ms) == pytest.approx(report["steps"]["step_ms"])
-    assert "step 100.0 ms, overlap 71 %, communication 35.0 ms, of that exposed 10.0 ms" in render_report(
-        {**report, "findings": []}
-    )
+    assert report.phases_ms["exposed_comm"] == report.overlap.exposed_ms == 10
+    assert report.overlap.comm_ms == 35
+    assert sum(ms for ms in report.phases_ms.values() if ms) == pytest.approx(report.steps.step_ms)
+    assert "step 100.0 ms, overlap 71 %, communication 35.0 ms, of that exposed 10.0 ms" in render_report(report)
 
 
 def test_a_shadow_step_without_launches_has_not_hidden_its_communication() -> None:

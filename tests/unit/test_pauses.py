@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.whole_run.pauses import joined
 from ddpwatch.wire.messages import Device, Mark, RankSample
 from tests.support.frames import (
@@ -90,7 +90,7 @@ class TestPauses:
             at += took
         (stall,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
         assert (stall.ranks, stall.device) == ((), "45 % of CPU time stolen")
-        assert stall.evidence["device"]["cause"] == "steal"
+        assert stall.evidence.device.cause == "steal"
 
     @pytest.mark.parametrize(("always", "meanwhile", "severity"), [
         (0.0, 0.9, "info"), (0.4, 0.9, "info"), (0.0, 0.0, "warning"), (0.4, 0.02, "warning"),
@@ -148,13 +148,19 @@ class TestPauses:
     )
     @pytest.mark.parametrize("regular", [{"period": 10}, {"struck": (30, 40, 50)}])
     def test_a_long_collection_that_recurs_and_the_hang_that_it_seemed_are_one_incident(self, regular, hang, one):
-        evidence = {"longest_ms": 4000.0, "ranks": 2}
+        evidence = Evidence(longest_ms=4000.0, ranks=2)
         steps = {"since_step": 30, "until_step": 50, "steps": 3, **regular}
         recurring = Incident("intermittent", "warning", "", (1,), "gc", cost_ns=9_000 * MS, evidence=evidence, **steps)
-        stuck = {"ranks": (1,), "since_step": 39, "until_step": 40, "cost_ns": 4_400 * MS, "evidence": {"stacks": {}}}
+        stuck = {
+            "ranks": (1,),
+            "since_step": 39,
+            "until_step": 40,
+            "cost_ns": 4_400 * MS,
+            "evidence": Evidence(stacks={}),
+        }
         found = joined([recurring], [Incident("hang", "error", "", **(stuck | hang))])
         assert [incident.kind for incident in found] == ["intermittent", "hang"][: 2 - one]
-        assert ("stacks" in found[0].evidence) == one
+        assert (found[0].evidence.stacks is not None) == one
         assert found[0].cost_ns == 9_000 * MS
 
     def test_a_short_collection_is_no_warning(self):

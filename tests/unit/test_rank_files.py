@@ -63,7 +63,7 @@ def steps_of(frames: object) -> list[tuple[int, int]]:
 
 
 def kinds(folder: Path) -> dict[str, dict[str, object]]:
-    return {finding["kind"]: finding for finding in report_of(folder)["findings"]}
+    return {finding["kind"]: finding for finding in report_of(folder).as_json()["findings"]}
 
 
 # -- one file ------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_recording_starts_again_after_its_files_are_removed(strike: object, tmp_
     add(file, 0, 3, 4, 5, 6)
     file.close()
     assert 1 <= file.lost <= 3
-    report = report_of(tmp_path / "files")
+    report = report_of(tmp_path / "files").as_json()
     assert report["recording"]["lost"] == file.lost
     assert report["run"]["world_size"] == 2  # the hello is repeated
     assert report["ranks"][0]["steps"] == 4 - file.lost
@@ -182,7 +182,7 @@ def test_killed_after_a_loss(tmp_path: Path) -> None:
     file.path.unlink()
     add(file, 0, 1, 2, 3)
     assert file.lost >= 1
-    found = report_of(tmp_path)["recording"]
+    found = report_of(tmp_path).as_json()["recording"]
     file.close()
     assert (found["cut_tail"], found["lost"]) == (True, file.lost)
 
@@ -285,7 +285,7 @@ def test_of_several_runs_the_newest_is_read(tmp_path: Path) -> None:
     older = Recording(tmp_path / "b")
     assert len(steps_of(older)) == 28
     assert older.notes == []
-    assert report_of(tmp_path)["recording"]["notes"] == recording.notes
+    assert report_of(tmp_path).as_json()["recording"]["notes"] == recording.notes
 
 
 def test_recordings_that_do_not_name_their_run_are_kept_apart(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_missing_parts_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.0000.mcap").unlink()
     recording = Recording(tmp_path / "a.mcap")
     assert (recording.missing_parts, recording.dropped_parts) == (2, 0)
-    found = {finding["kind"]: finding for finding in report_of(tmp_path / "a.mcap")["findings"]}
+    found = {finding["kind"]: finding for finding in report_of(tmp_path / "a.mcap").as_json()["findings"]}
     assert found["missing_parts"]["evidence"] == {"missing_parts": 2}
     assert "dropped_parts" not in found
     assert Recording(tmp_path / "a.0001.mcap").missing_parts == 0  # it was asked for alone
@@ -329,12 +329,12 @@ def test_losses_are_reported_for_every_selection(selection: Selection, tmp_path:
     for number, (message, at) in enumerate(messages(40)):
         writer.write_message(message, Envelope(number + 1, at, encode(message)))
     writer.close({"lost": "77"}, {"run.json": b"{}"})
-    report = report_of(tmp_path / "a.mcap", selection)
+    report = report_of(tmp_path / "a.mcap", selection).as_json()
     assert report["recording"]["lost"] == 77
     assert "recording_lost" in [finding["kind"] for finding in report["findings"]]
     data = (tmp_path / "a.mcap").read_bytes()
     (tmp_path / "cut.mcap").write_bytes(data[:-30])  # without a footer
-    assert report_of(tmp_path / "cut.mcap", selection)["recording"]["lost"] == 77
+    assert report_of(tmp_path / "cut.mcap", selection).as_json()["recording"]["lost"] == 77
 
 
 def test_a_newer_minor_format_is_read_with_a_note(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_frames_of_unknown_type_are_skipped_and_counted(tmp_path: Path) -> None:
     recording = Recording(tmp_path / "a.mcap")
     assert numbers(recording) == [0, 1]
     assert recording.skipped == 1
-    found = report_of(tmp_path / "a.mcap")["findings"]
+    found = report_of(tmp_path / "a.mcap").as_json()["findings"]
     assert [finding["kind"] for finding in found] == ["skipped"]
     assert found[0]["message"].startswith("frames left out: 1, ")
 
@@ -107,7 +107,7 @@ def test_frames_of_unknown_type_are_skipped_and_counted(tmp_path: Path) -> None:
 def test_what_is_not_a_recording_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.mcap").write_bytes(content)
     with pytest.raises(UsageError) as error:
-        report_of(tmp_path / "a.mcap")
+        report_of(tmp_path / "a.mcap").as_json()
     assert error.value.exit_code == 2
     assert "\n" not in error.value.message
     assert error.value.hint

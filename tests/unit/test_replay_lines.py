@@ -49,7 +49,7 @@ def test_a_torch_that_is_not_tested_is_named_once(
     path = record(tmp_path / "a.mcap", iter(frames))
     replay_lines(Recording(path), sleep=pytest.fail)
     assert capsys.readouterr().out.count("torch ") == bool(says)
-    notes = [note["message"] for note in report_of(path)["notes"] if note["kind"] == "untested_torch"]
+    notes = [note["message"] for note in report_of(path).as_json()["notes"] if note["kind"] == "untested_torch"]
     assert [says in note for note in notes] == [True] * bool(says)
 
 
@@ -97,7 +97,7 @@ def test_incidents_have_their_own_lines_and_a_list(tmp_path: Path, capsys: pytes
     assert re.match(r"incidents: 3; 15\.\d % lost: 10\.\d % exposed transfer, ", ends(printed)[1])
     kinds = [line.split()[0] for line in printed.splitlines()[-3:]]
     assert kinds == ["death", "exposed_comm", "straggler"]
-    row = report_of(file)["incidents"][2]
+    row = report_of(file).as_json()["incidents"][2]
     assert f"60–119  {row['seconds']:.2f} rank-s, {100 * row['share']:.1f} % of the run" in printed.splitlines()[-1]
 
 

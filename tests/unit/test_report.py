@@ -16,7 +16,10 @@ from typer.testing import CliRunner
 
 from ddpwatch import open_recording
 from ddpwatch.analysis.attachments import AttachmentBuilder
+from ddpwatch.analysis.diagnosis.figures import AccountFigures, IncidentFigures, LostFigures
+from ddpwatch.analysis.diagnosis.incident import Evidence
 from ddpwatch.analysis.diagnosis.words.rows import KINDS
+from ddpwatch.analysis.figures import Finding, Report
 from ddpwatch.cli import app
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.writers import export
@@ -59,37 +62,34 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(recording: Path) -> dict[str, Any]:
+def report(recording: Path) -> Report:
     return report_of(recording)
 
 
-def row(kind: str = "straggler", severity: str = "warning", **changes: Any) -> dict[str, Any]:
-    return {
-        "kind": kind, "severity": severity, "ranks": [1], "phase": "backward", "param": None, "bucket": None,
-        "device": None, "since_step": 3, "until_step": 9, "steps": 7, "period": None, "seconds": 1.5, "share": 0.02,
-        "gain": None, "open": False, "message": f"rank 1: {kind}", "evidence": {}, **changes,
+def row(kind: str = "straggler", severity: str = "warning", **changes: Any) -> IncidentFigures:
+    about = {
+        "kind": kind, "severity": severity, "ranks": [1], "phase": "backward", "param": None, "module": None,
+        "bucket": None, "device": None, "since_step": 3, "until_step": 9, "steps": 7, "period": None, "seconds": 1.5,
+        "share": 0.02, "gain": None, "open": False, "message": f"rank 1: {kind}", "evidence": Evidence(),
     }  # fmt: skip
+    return IncidentFigures(**{**about, **changes})
 
 
-def lost(
-    report: dict[str, Any], *accounts: tuple[str, int | None, str | None, float], ranks: int = 8
-) -> dict[str, Any]:
+def lost(report: Report, *accounts: tuple[Any, int | None, str | None, float], ranks: int = 8) -> Report:
     """A report with these accounts, of 100 rank-seconds."""
-    names = ("account", "rank", "phase", "share")
-    rows = [{**dict(zip(names, account, strict=True)), "seconds": 100 * account[3]} for account in accounts]
+    rows = [AccountFigures(name, rank, phase, 100 * share, share) for name, rank, phase, share in accounts]
     wasted = sum(share for name, _, _, share in accounts if name not in ("compute", "startup", "other"))
-    found = {"rank_seconds": 100.0, "lost_share": wasted, "watched": 1.0, "accounts": rows}
-    return {**report, "ranks": [report["ranks"][0]] * ranks, "lost": found}
+    return replace(report, ranks=[report.ranks[0]] * ranks, lost=LostFigures(100.0, wasted, 1.0, rows))
 
 
-def test_the_first_sentence_says_where_the_time_went(report: dict[str, Any]) -> None:
+def test_the_first_sentence_says_where_the_time_went(report: Report) -> None:
     found = lost(
         report, ("compute", None, "backward", 0.858), ("waiting", 5, "backward", 0.079),
         ("transfer", None, "exposed_comm", 0.031), ("input", None, "data", 0.022), ("pause", None, "checkpoint", 0.01),
         ("jitter", None, "exposed_comm", 0.0001),
     )  # fmt: skip
-    found["lost"]["rank_seconds"] = 8 * 32 * 60
-    found["incidents"] = [row(ranks=[5], phase="backward", param="h.7")]
+    incidents = [row(ranks=[5], phase="backward", param="h.7")]
+    found = replace(found, lost=replace(found.lost, rank_seconds=8 * 32 * 60), incidents=incidents)
     assert lost_sentence(found) == (
         "14.2 % of 8 ranks × 32 min lost: 7.9 % waiting for rank 5 (backward, from h.7 on), 3.1 % exposed transfer, "
         "2.2 % input, 1.0 % checkpoints"
@@ -98,60 +98,58 @@ def test_the_first_sentence_says_where_the_time_went(report: dict[str, Any]) -> 
     assert "14.2 % of 8 ranks" in render_markdown(found)
 
 
-def test_of_many_hosts_the_text_has_the_number(report: dict[str, Any]) -> None:
+def test_of_many_hosts_the_text_has_the_number(report: Report) -> None:
     def first_line(hosts: list[str]) -> str:
-        return render_report({**report, "run": {**report["run"], "hosts": hosts}}).partition("\n")[0]
+        return render_report(replace(report, run=replace(report.run, hosts=hosts))).partition("\n")[0]
 
     assert "node1, node2)" in first_line(["node1", "node2"])
     assert "node7" not in (line := first_line([f"node{number}" for number in range(128)]))
     assert ", 128 hosts)" in line
 
 
-def test_nothing_lost_and_nothing_known(report: dict[str, Any]) -> None:
+def test_nothing_lost_and_nothing_known(report: Report) -> None:
     assert lost_sentence(lost(report, ("compute", None, "forward", 1.0), ranks=1)) == "nothing of 1 rank × 100 s lost"
-    unknown = {**report, "lost": {"rank_seconds": 0.0, "lost_share": None, "watched": None, "accounts": []}}
+    unknown = replace(report, lost=LostFigures(0.0, None, None, []))
     assert lost_sentence(unknown) == ""
     assert "lost:" not in render_report(unknown) + render_markdown(unknown)
 
 
-def test_the_bar_has_every_part_by_its_share(report: dict[str, Any]) -> None:
+def test_the_bar_has_every_part_by_its_share(report: Report) -> None:
     accounts = lost(
         report, ("compute", None, "backward", 0.4), ("compute", None, "forward", 0.1), ("waiting", 1, "backward", 0.2),
         ("jitter", None, "exposed_comm", 0.1), ("pause", None, "gc", 0.1), ("startup", None, None, 0.1),
-    )["lost"]["accounts"]  # fmt: skip
+    ).lost.accounts  # fmt: skip
     cells, legend = bar(accounts, 20)
     assert cells == "█" * 10 + "▓" * 6 + "▚" * 2 + "·" * 2
     assert legend == "█ compute 50.0 %  ▓ waiting 30.0 %  ▚ pauses 10.0 %  · other 10.0 %"
 
 
-def test_many_accounts_are_added_up(report: dict[str, Any]) -> None:
+def test_many_accounts_are_added_up(report: Report) -> None:
     accounts = [("waiting", rank, "backward", 0.01) for rank in range(100)]
     rows = account_table(lost(report, *accounts)).rows
     assert len(rows) == MOST_ROWS + 1
     assert rows[-1] == ["84 more", "84.0", "84.0 %"]
 
 
-def test_a_late_rank_is_the_incident_and_the_account(report: dict[str, Any]) -> None:
-    (found,) = [incident for incident in report["incidents"] if incident["kind"] == "straggler"]
-    waiting = [account for account in report["lost"]["accounts"] if account["account"] == "waiting"]
-    assert [(account["rank"], account["phase"]) for account in waiting] == [(1, found["phase"])]
-    assert waiting[0]["seconds"] == pytest.approx(found["seconds"])
-    assert sum(account["seconds"] for account in report["lost"]["accounts"]) == pytest.approx(
-        report["lost"]["rank_seconds"]
-    )
+def test_a_late_rank_is_the_incident_and_the_account(report: Report) -> None:
+    (found,) = [incident for incident in report.incidents if incident.kind == "straggler"]
+    waiting = [account for account in report.lost.accounts if account.account == "waiting"]
+    assert [(account.rank, account.phase) for account in waiting] == [(1, found.phase)]
+    assert waiting[0].seconds == pytest.approx(found.seconds)
+    assert sum(account.seconds for account in report.lost.accounts) == pytest.approx(report.lost.rank_seconds)
     line = next(line for line in render_report(report).splitlines() if line.startswith("[warning] straggler: rank 1"))
-    for part in (found["message"], "rank-s, ", " of the run", "a step would be ", "lasts to the end"):
+    for part in (found.message, "rank-s, ", " of the run", "a step would be ", "lasts to the end"):
         assert part in line
-    assert found["message"] in render_markdown(report).replace("\\", "")
+    assert found.message in render_markdown(report).replace("\\", "")
 
 
-def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: dict[str, Any]) -> None:
+def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: Report) -> None:
     frames = ["/a/t.py:7 in f", "/a/t.py:90 in main"]
     hang = row(
         "hang", "error", device="host a: 31 % of CPU time stolen",
-        evidence={"call_sites": {1: "t.py:7 in f"}, "stacks": {1: frames}, "no_stack": {2: "it is silent"}},
+        evidence=Evidence(call_sites={1: "t.py:7 in f"}, stacks={1: frames}, no_stack={2: "it is silent"}),
     )  # fmt: skip
-    text = render_report({**report, "incidents": [hang, row(period=4, since_step=5, until_step=5)]}).splitlines()
+    text = render_report(replace(report, incidents=[hang, row(period=4, since_step=5, until_step=5)])).splitlines()
     first = text.index("[error] hang: rank 1: hang · steps 3–9 · 1.50 rank-s, 2.0 % of the run · over")
     assert text[first + 1 : first + 7] == [
         "    cause: host a: 31 % of CPU time stolen",
@@ -164,18 +162,18 @@ def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: dict[
     assert text[first + 7].startswith("[warning] straggler: rank 1: straggler · step 5 · every 4th step · ")
 
 
-def test_only_the_worst_incidents_are_listed(report: dict[str, Any]) -> None:
-    many = {**report, "incidents": [row()] * (MOST_INCIDENTS + 3)}
+def test_only_the_worst_incidents_are_listed(report: Report) -> None:
+    many = replace(report, incidents=[row()] * (MOST_INCIDENTS + 3))
     assert render_report(many).count("rank 1: straggler") == MOST_INCIDENTS
     assert "… 3 more" in render_report(many)
     assert "… 3 more" in render_markdown(many)
 
 
-def test_notes_are_what_is_no_incident(report: dict[str, Any]) -> None:
+def test_notes_are_what_is_no_incident(report: Report) -> None:
     assert "Notes" not in render_report(report)
-    note = {"kind": "cut_tail", "severity": "info", "message": "the recording was cut off"}
-    assert "Notes\n[info] the recording was cut off" in render_report({**report, "notes": [note]})
-    assert "### Notes\n\n- **info**: the recording was cut off" in render_markdown({**report, "notes": [note]})
+    noted = replace(report, notes=[Finding("cut_tail", "info", None, None, "the recording was cut off", {})])
+    assert "Notes\n[info] the recording was cut off" in render_report(noted)
+    assert "### Notes\n\n- **info**: the recording was cut off" in render_markdown(noted)
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -186,8 +184,8 @@ def run(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.stdout
 
 
-def test_fail_on_is_an_exit_code(recording: Path, report: dict[str, Any]) -> None:
-    message = report["incidents"][0]["message"]
+def test_fail_on_is_an_exit_code(recording: Path, report: Report) -> None:
+    message = report.incidents[0].message
     code, output = run(recording, "--fail-on", "hang,straggler")
     assert code == 1
     assert output.endswith(f"straggler: {message}")
@@ -197,7 +195,8 @@ def test_fail_on_is_an_exit_code(recording: Path, report: dict[str, Any]) -> Non
     assert (code, all(kind in output for kind in KINDS)) == (2, True)
     code, output = run(recording, "--json", "--fail-on", "straggler")
     assert code == 1
-    assert json.JSONDecoder().raw_decode(output)[0]["incidents"] == json.loads(json.dumps(report["incidents"]))
+    printed = json.JSONDecoder().raw_decode(output)[0]
+    assert printed["incidents"] == json.loads(json.dumps(report.as_json()["incidents"]))
 
 
 def test_the_example_in_the_documentation(recording: Path, tmp_path: Path) -> None:
@@ -223,18 +222,18 @@ def test_the_example_in_the_documentation(recording: Path, tmp_path: Path) -> No
         assert (done.returncode, "went on" in done.stdout) == (code, code == 0)
 
 
-def test_what_is_only_worth_knowing_is_no_error() -> None:
+def test_what_is_only_worth_knowing_is_no_error(report: Report) -> None:
     for kinds in ("any", " pause, hang"):
-        fail_if({"incidents": [row("pause", "info")]}, parse_kinds(kinds))
+        fail_if(replace(report, incidents=[row("pause", "info")]), parse_kinds(kinds))
         with pytest.raises(DdpwatchError, match="pause: rank 1: pause"):
-            fail_if({"incidents": [row("pause", "warning")]}, parse_kinds(kinds))
-    fail_if({"incidents": [row("pause", "warning")]}, frozenset())
+            fail_if(replace(report, incidents=[row("pause", "warning")]), parse_kinds(kinds))
+    fail_if(replace(report, incidents=[row("pause", "warning")]), frozenset())
 
 
-def test_a_slow_host_replaces_incidents_of_its_ranks() -> None:
+def test_a_slow_host_replaces_incidents_of_its_ranks(report: Report) -> None:
     with pytest.raises(DdpwatchError, match="slow_host: rank 1: slow_host"):
-        fail_if({"incidents": [row("slow_host", "warning")]}, parse_kinds("slow_input"))
-    fail_if({"incidents": [row("straggler", "warning")]}, parse_kinds("slow_host"))
+        fail_if(replace(report, incidents=[row("slow_host", "warning")]), parse_kinds("slow_input"))
+    fail_if(replace(report, incidents=[row("straggler", "warning")]), parse_kinds("slow_host"))
 
 
 @pytest.mark.parametrize("text", ["", ",", "hang;death", "Hang"])
@@ -243,44 +242,44 @@ def test_what_is_no_kind(text: str) -> None:
         parse_kinds(text)
 
 
-def test_the_library_says_what_the_report_says(recording: Path, report: dict[str, Any]) -> None:
+def test_the_library_says_what_the_report_says(recording: Path, report: Report) -> None:
     opened = open_recording(recording)
-    assert opened.incidents() == report["incidents"]
-    assert opened.lost() == report["lost"]
+    assert opened.incidents() == report.as_json()["incidents"]
+    assert opened.lost() == report.lost.as_json()
     table = opened.columns("incidents")
-    assert table["message"] == [incident["message"] for incident in report["incidents"]]
-    assert table["ranks"] == [" ".join(map(str, incident["ranks"])) for incident in report["incidents"]]
+    assert table["message"] == [incident.message for incident in report.incidents]
+    assert table["ranks"] == [" ".join(map(str, incident.ranks)) for incident in report.incidents]
 
 
 def test_a_comparison_names_what_only_one_run_has(recording: Path, tmp_path: Path) -> None:
     three = record(tmp_path / "three.mcap", late(ranks=3))
     result = compare_recordings([recording, three])
-    (found,) = result["differences"]
-    assert [run["incidents"] for run in result["runs"]] == [report_of(path)["incidents"] for path in (recording, three)]
-    stragglers = [(row["run"], row["ranks"]) for row in found["incidents"] if row["kind"] == "straggler"]
+    (found,) = result.differences
+    assert [run.incidents for run in result.runs] == [report_of(path).incidents for path in (recording, three)]
+    stragglers = [(row.run, row.ranks) for row in found.incidents if row.kind == "straggler"]
     assert sorted(stragglers) == [("late", [1]), ("three", [2])]
-    changes = {(row["account"], row["rank"]): row for row in found["lost"]}
-    assert changes["waiting", 1]["b"] == 0
-    assert changes["waiting", 1]["change"] == -changes["waiting", 1]["a"] < 0
+    changes = {(row.account, row.rank): row for row in found.lost}
+    assert changes["waiting", 1].b == 0
+    assert changes["waiting", 1].change == -changes["waiting", 1].a < 0
     text = render_compare(result)
     assert "only three: [warning] straggler: rank 2" in text
     assert "  waiting for rank 1 (" in text
-    same = compare_recordings([recording, recording])["differences"][0]
-    assert same["incidents"] == []
-    assert {row["change"] for row in same["lost"]} == {0}
+    same = compare_recordings([recording, recording]).differences[0]
+    assert same.incidents == []
+    assert {row.change for row in same.lost} == {0}
 
 
-def test_a_trace_has_a_slice_for_each_incident(recording: Path, report: dict[str, Any], tmp_path: Path) -> None:
+def test_a_trace_has_a_slice_for_each_incident(recording: Path, report: Report, tmp_path: Path) -> None:
     export(Recording(recording), "chrome", tmp_path / "trace.json", Selection())
     chrome_trace.check(tmp_path / "trace.json", recording)
     events = chrome_trace.load(tmp_path / "trace.json")
     slices = {event["name"]: event for event in events if event.get("cat") == "incident"}
-    assert slices.keys() == {incident["message"] for incident in report["incidents"]}
+    assert slices.keys() == {incident.message for incident in report.incidents}
     starts = {event["name"]: event["ts"] for event in events if event.get("cat") == "step"}
-    for incident in report["incidents"]:
-        drawn = slices[incident["message"]]
-        assert drawn["ts"] == starts[f"step {incident['since_step']}"]
-        assert drawn["ts"] + drawn["dur"] == starts[f"step {incident['until_step']}"] + 107_000
+    for incident in report.incidents:
+        drawn = slices[incident.message]
+        assert drawn["ts"] == starts[f"step {incident.since_step}"]
+        assert drawn["ts"] + drawn["dur"] == starts[f"step {incident.until_step}"] + 107_000
 
 
 def test_an_attachment_knows_why_a_step_was_long() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.words.sentences import (
     exposed_sentence,
     input_sentence,
@@ -16,7 +16,7 @@ from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.wire.messages import BucketLayout, Layout
 
-EVIDENCE = {"late_ms": 30.0, "excess_ms": 29.0, "group": [0, 1, 2, 3], "step_ms": 120.0}
+EVIDENCE = Evidence(late_ms=30.0, excess_ms=29.0, group=[0, 1, 2, 3], step_ms=120.0)
 LATE = Incident("drift", "warning", "", (2,), "backward", bucket=1, since_step=4, until_step=9, evidence=EVIDENCE)
 
 

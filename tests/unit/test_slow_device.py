@@ -91,14 +91,14 @@ def test_all_ranks_are_slower_and_devices_show_why(samples: Samples, severity: s
     assert one.cost_ns == pytest.approx(100 * 4 * 40 * MS, rel=0.15)
     assert one.gain == pytest.approx(1 - 100 / 140, abs=0.02)
     assert one.message.startswith("all ranks are slower: a step takes ")
-    assert one.evidence["longer"] == pytest.approx(0.4, abs=0.05)  # the first block is partly as fast as before
+    assert one.evidence.longer == pytest.approx(0.4, abs=0.05)  # the first block is partly as fast as before
 
 
 def test_it_is_over_when_steps_are_as_fast_as_before() -> None:
     (one,) = found(throttled, 600)
     assert not one.open
     assert one.message.startswith("all ranks were slower: a step took ")
-    assert one.evidence["longer"] == pytest.approx(0.4, abs=0.05)  # the last block is partly as fast as before
+    assert one.evidence.longer == pytest.approx(0.4, abs=0.05)  # the last block is partly as fast as before
     assert one.until_step == pytest.approx(SLOW.stop, abs=16 * EVERY)
     assert one.cost_ns == pytest.approx(200 * 4 * 40 * MS, rel=0.15)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.run import Run
 from ddpwatch.wire.messages import ClockExchange, Message
 from tests.support.frames import enveloped, hello, layout, synchronous
@@ -20,7 +20,7 @@ def late(rank: int, since: int = 0, until: int = 9, cost: int = 10, **changes: o
     about = {
         "kind": "straggler", "severity": "warning", "message": "", "ranks": (rank,), "phase": "backward",
         "since_step": since, "until_step": until, "steps": until - since + 1, "cost_ns": cost, "gain": 0.1,
-        "evidence": {"late_ms": 5.0 + rank, "step_ms": 100.0}, "open": True,
+        "evidence": Evidence(late_ms=5.0 + rank, step_ms=100.0), "open": True,
     }  # fmt: skip
     return Incident(**{**about, **changes})  # type: ignore[arg-type]
 
@@ -33,7 +33,7 @@ def test_most_ranks_of_a_host_are_the_host() -> None:
         found.message
         == "host b is slow: 2 of its 3 ranks are late, by up to 10 ms in each step: their backward takes longer"
     )
-    assert found.evidence["late_ranks"] == [3, 5]
+    assert found.evidence.late_ranks == [3, 5]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_a_slow_host_is_named_and_its_cost_is_its_ranks() -> None:
     run = Run()
     for _ in run.steps(enveloped(job((4, 5)))):
         pass
-    [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]
-    assert (slow["kind"], slow["ranks"], slow["phase"]) == ("slow_host", [3, 4, 5], "backward")
-    waited = [account for account in run.lost()["accounts"] if account["account"] == "waiting"]
-    assert {account["rank"] for account in waited} <= {4, 5}
-    assert sum(account["seconds"] for account in waited) == pytest.approx(slow["seconds"], rel=0.01)
+    [slow] = [row for row in run.incidents() if row.kind in ("slow_host", "straggler")]
+    assert (slow.kind, slow.ranks, slow.phase) == ("slow_host", [3, 4, 5], "backward")
+    waited = [account for account in run.lost().accounts if account.account == "waiting"]
+    assert {account.rank for account in waited} <= {4, 5}
+    assert sum(account.seconds for account in waited) == pytest.approx(slow.seconds, rel=0.01)
 
 
 def test_ranks_that_are_late_together_cost_what_the_other_hosts_wait() -> None:
@@ -87,15 +87,15 @@ def test_ranks_that_are_late_together_cost_what_the_other_hosts_wait() -> None:
     run = Run()
     for _ in run.steps(enveloped(job((3, 4, 5)))):
         pass
-    [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]
+    [slow] = [row for row in run.incidents() if row.kind in ("slow_host", "straggler")]
     each_s = 3 * 0.022  # the other host's ranks compute 10 ms of the 32 that they are ahead
-    assert 0.75 * 39 * each_s < slow["seconds"] <= 40 * each_s
+    assert 0.75 * 39 * each_s < slow.seconds <= 40 * each_s
 
 
 def test_two_hosts_of_one_name_are_two() -> None:
     run = Run()
     for _ in run.steps(enveloped(job((4, 5), {rank: Host("node", boot_id) for rank, (_, boot_id) in HOSTS.items()}))):
         pass
-    [slow] = [row for row in run.incidents() if row["kind"] in ("slow_host", "straggler")]
-    assert (slow["kind"], slow["ranks"]) == ("slow_host", [3, 4, 5])
-    assert slow["message"].startswith("host node (ranks 3–5) is slow: 2 of its 3 ranks are late")
+    [slow] = [row for row in run.incidents() if row.kind in ("slow_host", "straggler")]
+    assert (slow.kind, slow.ranks) == ("slow_host", [3, 4, 5])
+    assert slow.message.startswith("host node (ranks 3–5) is slow: 2 of its 3 ranks are late")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddpwatch.analysis.diagnosis.words.findings import notes
 from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
+from ddpwatch.analysis.findings import notes
 from ddpwatch.analysis.report_figures import ReportBuilder
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.header import paint_header
@@ -41,8 +41,9 @@ def test_a_report_has_it_among_its_notes() -> None:
     builder = ReportBuilder()
     for mark in MARKS:
         builder.apply_message(mark)
-    report = builder.report()
-    assert [note["message"][:24] for note in notes(report)] == ["rank 1 is not watched fr", "no bucket layouts of ran"]
+    made = builder.report()
+    report = made.as_json()
+    assert [note.message[:24] for note in notes(made)] == ["rank 1 is not watched fr", "no bucket layouts of ran"]
     assert report["off"][1] == {
         "feature": "bucket layouts",
         "ranks": [0, 2],

@@ -103,14 +103,14 @@ def look(source: Path, other: Path, folder: Path, selection: Selection) -> None:
 
     def reported() -> None:
         report = report_of(source, selection, drawn := Drawn())
-        json.loads(json.dumps(report, allow_nan=False))
+        json.loads(json.dumps(report.as_json(), allow_nan=False))
         render_report(report)
         render_markdown(report)
         text_report(report, drawn)
 
     def compared() -> None:
         found = compare_recordings([source, other, source], selection)
-        json.dumps(found, allow_nan=False)
+        json.dumps(found.as_json(), allow_nan=False)
         render_compare(found)
         render_compare(compare_recordings([other, source], selection))
 
@@ -154,7 +154,7 @@ def test_steps_that_take_no_time(ordinary: Path, tmp_path: Path) -> None:
     nothing = record(tmp_path / "nothing.mcap", lasting([0] * 40))
     text = render_compare(compare_recordings([nothing, ordinary]))
     assert "steps of nothing take no time: no ratio to them" in text
-    assert compare_recordings([ordinary, nothing])["differences"][0]["ratio"] == -1
+    assert compare_recordings([ordinary, nothing]).differences[0].ratio == -1
     halved = record(tmp_path / "halved.mcap", lasting([0, 0, 0, 0, 10**8]))
     assert "### The mean step" in render_markdown(report_of(halved))
     assert "### The mean step" not in render_markdown(report_of(nothing))

@@ -52,7 +52,7 @@ def test_exposed_is_what_reports_call_exposed(job: MadeUpJob) -> None:
     asked, builder = WhatIf(job.recorded()), ReportBuilder()
     for message in job.messages():
         builder.apply_message(message)
-    assert sum(asked.replayed.exposed) / MS == pytest.approx(builder.report()["overlap"]["exposed_ms"], rel=0.02)
+    assert sum(asked.replayed.exposed) / MS == pytest.approx(builder.report().overlap.exposed_ms, rel=0.02)
 
 
 @pytest.mark.parametrize("cap_mib", [0.5, 1.0, 4.0, 8.0])

@@ -18,7 +18,7 @@ from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCaus
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
-from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import Account, Evidence, Incident, LostTime
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
@@ -295,13 +295,13 @@ class Diagnosis:
             cost_ns=late.cost_ns,
             gain=late.gain,
             open=streak.open,
-            evidence={
-                "late_ms": streak.late_ns / 1e6,
-                "excess_ms": excess / 1e6,
-                "watched_steps": streak.watched,
-                "step_ms": streak.step_ns / 1e6,
-                "group": list(late.peers),
-            },
+            evidence=Evidence(
+                late_ms=streak.late_ns / 1e6,
+                excess_ms=excess / 1e6,
+                watched_steps=streak.watched,
+                step_ms=streak.step_ns / 1e6,
+                group=list(late.peers),
+            ),
         )
         incident = replace(incident, message=late_rank_sentence(incident, self._names))
         return because(incident, self._device_cause(late))
@@ -351,7 +351,7 @@ class Diagnosis:
         for incident in incidents:
             if len(incident.ranks) != 1 or incident.kind in ("hang", "death"):
                 continue
-            unwatched = bool(incident.evidence.get("unwatched"))
+            unwatched = bool(incident.evidence.unwatched)
             ns = min(incident.cost_ns, rest[UNWATCHED] if unwatched else waits)
             if unwatched:
                 rest[UNWATCHED] -= ns

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
+
+from ddpwatch.wire.messages import Bye
 
 Kind = Literal[
     "straggler",  # one rank is late in nearly every step
@@ -28,6 +32,119 @@ AccountName = Literal["compute", "waiting", "jitter", "transfer", "exposed", "in
 LOST: tuple[AccountName, ...] = ("waiting", "jitter", "transfer", "exposed", "input", "pause")
 
 
+class End(msgspec.Struct, frozen=True):
+    """How a rank ended, as in its `Bye`."""
+
+    reason: str
+    detail: str
+    signal: int | None
+    step: int | None
+    phase: str
+    in_flight: Sequence[int]
+    at_ns: int
+
+
+def end_of(bye: Bye) -> End:
+    """Returns what a rank's goodbye says."""
+    return End(bye.reason, bye.detail, bye.signal, bye.step, bye.phase, list(bye.in_flight), bye.at_ns)
+
+
+class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a device did meanwhile, as far as that is the cause.
+
+    Attributes:
+        cause: Name of the signal (``ddpwatch.analysis.diagnosis.causes.device_signals``).
+        host: Which one; empty if all are meant.
+        value, before, peers: The signal meanwhile, before, and with the peers; None if that is not known.
+        figures: All samples of the device, as means.
+        process: Those of the rank's process.
+        also: Other causes, as text.
+        rank: The rank whose device it is, if only one of those in question has it.
+    """
+
+    cause: str
+    host: str
+    value: float
+    before: float | None
+    peers: float | None
+    figures: Mapping[str, float]
+    process: Mapping[str, float] | None = None
+    also: Sequence[str] | None = None
+    rank: int | None = None
+
+
+class DeniedTime(msgspec.Struct, frozen=True):
+    """For how long a machine did not let the job run."""
+
+    denied_ms: float
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Figures that an incident rests on, in the order of the JSON; None, and not there, what its kind does not rest on.
+
+    Attributes:
+        host: Of a slow host, and in ``late_ranks`` which of its ranks are late.
+        late_ms: By how much the rank is late in a step; in ``excess_ms`` how much longer its phase takes.
+        watched_steps: In how many steps that would have shown.
+        step_ms: What a step takes.
+        group: The ranks that it is compared with.
+        why: Why ranks are blamed for a hang (`ddpwatch.analysis.diagnosis.hangs.blame.Why`), or ``mismatch``.
+        issued: How many collectives ranks have issued.
+        call_sites: Where in the user's code ranks are.
+        stacks: Their calls, innermost first; in ``no_stack`` why there are none.
+        longest_ms: The longest pause.
+        ranks: How many ranks the run has.
+        unwatched: True if the pauses were in unwatched steps.
+        beyond_tail: Whether the pause is longer than pauses of the run usually are.
+        denied: Whether the machine did not let the job run for most of it.
+        ends: How ranks ended; in ``hung`` the ranks that held up the others before.
+        steps: In how many steps nothing was reduced.
+        share_of_step: What it takes of a step.
+        bucket_place: Of the bucket that is exposed most: ``first``, ``middle``, ``last`` or ``only``.
+        growth: By how much a step has become longer, as a share of the first ones.
+        longer: By how much a step is longer, as a share of those before.
+        slower: How many times as long transfers take.
+        busbw_gbps: Their bandwidth before and since.
+        device: The cause outside the job.
+    """
+
+    host: str | None = None
+    late_ranks: Sequence[int] | None = None
+    late_ms: float | None = None
+    excess_ms: float | None = None
+    watched_steps: int | None = None
+    step_ms: float | None = None
+    group: Sequence[int] | None = None
+    why: str | None = None
+    issued: Mapping[int, int] | None = None
+    call_sites: Mapping[int, str] | None = None
+    stacks: Mapping[int, Sequence[str]] | None = None
+    no_stack: Mapping[int, str] | None = None
+    longest_ms: float | None = None
+    ranks: int | None = None
+    unwatched: bool | None = None
+    beyond_tail: bool | None = None
+    denied: bool | None = None
+    ends: Mapping[int, End] | None = None
+    hung: Sequence[int] | None = None
+    steps: int | None = None
+    share_of_step: float | None = None
+    bucket_place: str | None = None
+    growth: float | None = None
+    longer: float | None = None
+    slower: float | None = None
+    busbw_gbps: Sequence[float] | None = None
+    device: DeviceFigures | DeniedTime | None = None
+
+    def __or__(self, other: Evidence) -> Evidence:
+        """Returns these figures and the other's, which win."""
+        return msgspec.structs.replace(self, **other.known())
+
+    def known(self) -> dict[str, object]:
+        """Returns the figures that there are, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """Something that costs time, or ends a run.
@@ -48,7 +165,7 @@ class Incident:
         gain: By how much a step would be shorter without it, as a share of the mean step while it lasts.
         open: Whether it still lasts, as far as one can see.
         message: One sentence, without the cost.
-        evidence: Figures that it rests on, for JSON.
+        evidence: Figures that it rests on.
     """
 
     kind: Kind
@@ -69,7 +186,7 @@ class Incident:
     share: float | None = None
     gain: float | None = None
     open: bool = False
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.wire.messages import Layout
 
@@ -67,7 +67,7 @@ class Unsound:
                     until_step=self._until,
                     steps=self._unreduced,
                     open=self._lasts,
-                    evidence={"steps": self._unreduced},
+                    evidence=Evidence(steps=self._unreduced),
                 )
             )
         for (module, group, epoch), ranks_of in self._layouts.items():

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, changes, compare, figures_of
+from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, SeriesFigures, changes, compare, figures_of
 from ddpwatch.common.text import UNKNOWN, three_digits
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.tables import steps_of
@@ -32,14 +31,14 @@ class Comparison:
     """The result of comparing the run with the baseline.
 
     Attributes:
-        baseline, run: Figures of both (see `figures_of`).
+        baseline, run: Figures of both.
         changes: What changed between them, by figure.
         difference: The verdict.
         steps: Step time of both in ms, oldest first.
     """
 
-    baseline: dict[str, Any]
-    run: dict[str, Any]
+    baseline: SeriesFigures
+    run: SeriesFigures
     changes: dict[str, FigureChange | None]
     difference: Difference
     steps: tuple[Sequence[float], Sequence[float]]

@@ -36,7 +36,7 @@ def verdict_facts(incident: Incident | None, state: RunState, hosts: HostNames) 
         return None
     rank = state.ranks.get(incident.ranks[0]) if len(incident.ranks) == 1 else None
     hello = None if rank is None else rank.hello
-    sites = incident.evidence.get("call_sites", {})
+    sites = incident.evidence.call_sites or {}
     return VerdictFacts(
         incident,
         _lasts_ns(incident, state),

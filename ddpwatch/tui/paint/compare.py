@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from ddpwatch.analysis.compare import FEWEST_STEPS, FigureChange
+from ddpwatch.analysis.compare import FEWEST_STEPS, FigureChange, SeriesFigures
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.text import UNKNOWN, percent, three_digits
 from ddpwatch.tui.models.compare import THIS_RUN, CompareModel, Comparison
@@ -69,7 +68,7 @@ def _verdict(model: CompareModel) -> tuple[str, str, str]:
 def _paint_figures(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
     """Paints medians side by side, and their change with its interval. A sign marks a change beyond chance."""
     canvas.fill(0, canvas.width, y, " ", "heading")
-    heads = (f"{name} ({result.baseline['steps']})", f"{THIS_RUN} ({result.run['steps']})", "change", "99 % interval")
+    heads = (f"{name} ({result.baseline.steps})", f"{THIS_RUN} ({result.run.steps})", "change", "99 % interval")
     x = canvas.put(1, y, f"{'p50 (steps)':<{_GUTTER - 1}}", "heading")
     widths = (_COLUMN, _COLUMN, _COLUMN, _INTERVAL)
     wide = min(max((canvas.width - _GUTTER - sum(widths)) // 2, 0), 20)
@@ -111,10 +110,10 @@ def _style(key: str, change: FigureChange | None) -> str:
     return "good" if (change.by > 0) == (key == "overlap") else "bad"
 
 
-def _value(figures: dict[str, Any], key: str) -> str:
+def _value(figures: SeriesFigures, key: str) -> str:
     if key == "overlap":
-        return percent(figures["overlap_p50"])
-    return three_digits(figures["step_ms_p50"] if key == "step" else figures["phases_ms_p50"][key])
+        return percent(figures.overlap_p50)
+    return three_digits(figures.step_ms_p50 if key == "step" else figures.phases_ms_p50[key])
 
 
 def _signed(key: str, value: float | None) -> str:
@@ -126,8 +125,8 @@ def _signed(key: str, value: float | None) -> str:
 
 
 def _paint_bars(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
-    """Returns where a step goes, both to the same scale."""
-    rows = [(name, result.baseline["phases_ms_p50"]), (THIS_RUN, result.run["phases_ms_p50"])]
+    """Paints where a step goes, both to the same scale."""
+    rows = [(name, result.baseline.phases_ms_p50), (THIS_RUN, result.run.phases_ms_p50)]
     longest = max(sum(value or 0.0 for value in phases.values()) for _, phases in rows)
     if y + len(rows) > canvas.height or not longest:
         return y - 1

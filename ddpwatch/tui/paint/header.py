@@ -259,7 +259,7 @@ def _slowest(model: Overview, spark: str) -> Field:
     slowest = model.slowest
     if slowest is None:
         return Field(f"slowest rank {UNKNOWN}", f"slowest {UNKNOWN}", 2, spark=spark)
-    rank, late = slowest.ranks[0], f"+{three_digits(slowest.evidence['late_ms'])} ms"
+    rank, late = slowest.ranks[0], f"+{three_digits(slowest.evidence.late_ms)} ms"
     return Field(f"slowest rank {rank} {late}", f"slowest r{rank} {late}", 2, "bad", spark)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from ddpwatch.analysis.diagnosis.incident import Incident, Kind
 from ddpwatch.analysis.diagnosis.words.incident_news import (
@@ -170,13 +169,13 @@ def _end_of(line: str, width: int) -> str:
 
 
 def _evidence(incident: Incident) -> list[str]:
-    known = [(key, value) for key, value in incident.evidence.items() if key not in _ELSEWHERE]
+    known = [(key, value) for key, value in incident.evidence.known().items() if key not in _ELSEWHERE]
     watched = [("struck", f"{incident.steps} step{'' if incident.steps == 1 else 's'}")] if incident.steps else []
     figures = [f"{key.removesuffix('_ms').replace('_', ' ')} {_value(key, value)}" for key, value in known]
     return [shorten_name(text, 200) for text in (*(f"{key} {value}" for key, value in watched), *figures)]
 
 
-def _value(key: str, value: Any) -> str:
+def _value(key: str, value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_value('', item)}" for name, item in value.items()) or UNKNOWN
     if isinstance(value, (list, tuple)):

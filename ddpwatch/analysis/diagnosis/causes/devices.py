@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from statistics import median, median_low
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.clock_error import Shifts
 from ddpwatch.analysis.diagnosis.causes.device_signals import (
@@ -32,9 +32,10 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import (
 )
 from ddpwatch.analysis.diagnosis.causes.series import Series
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, Evidence, Incident
 from ddpwatch.analysis.diagnosis.thresholds import WORSE_FACTOR
 from ddpwatch.common.statistics import p50
+from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import Device, Hello, RankSample
 
 LOOK_AGAIN_NS = 1_000_000_000  # for the cause of what lasts
@@ -52,21 +53,26 @@ class DeviceCause(NamedTuple):
     """A cause outside the job: a fragment of a sentence, and the figures that it rests on."""
 
     text: str
-    evidence: dict[str, Any]
-
-
-def because(incident: Incident, cause: DeviceCause | None) -> Incident:
-    """Returns the incident with its cause outside the job, where one is known."""
-    if cause is None:
-        return incident
-    return replace(incident, device=cause.text, evidence={**incident.evidence, "device": cause.evidence})
+    evidence: DeviceFigures
 
 
 class Denied(NamedTuple):
     """For how long a machine did not let a job run, and why, as a fragment of a sentence."""
 
     ns: float
-    why: str
+    text: str
+
+    @property
+    def evidence(self) -> DeniedTime:
+        """The figure that it rests on."""
+        return DeniedTime(round(self.ns / NS_PER_MS, 1))
+
+
+def because(incident: Incident, cause: DeviceCause | Denied | None) -> Incident:
+    """Returns the incident with its cause outside the job, where one is known."""
+    if cause is None:
+        return incident
+    return replace(incident, device=cause.text, evidence=incident.evidence | Evidence(device=cause.evidence))
 
 
 @dataclass(slots=True)
@@ -135,7 +141,7 @@ class DeviceCauses:
             return None
         process = {} if rank is None else _known(self._ranks.now(rank, window))
         also = [self._text(each) for each in found[1:]]
-        return DeviceCause(self._text(found[0]), found[0].evidence() | {"process": process, "also": also})
+        return DeviceCause(self._text(found[0]), found[0].figures(process=process, also=also))
 
     def cause_among(self, ranks: Sequence[int], start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what made the collectives of some ranks slower than before: on all ranks, or else on one of these.
@@ -155,7 +161,7 @@ class DeviceCauses:
             return None
         each, rank = worst
         text = self._text(each) if each.signal in HOST_WIDE else f"rank {rank}: {self._text(each)}"
-        return DeviceCause(text, each.evidence() | {"rank": rank})
+        return DeviceCause(text, each.figures(rank=rank))
 
     def denied(self, rank: int | None, start_ns: int, end_ns: int, excess_ns: int) -> Denied:
         """Returns what the machine denied a job in a step that took longer than usual by ``excess_ns``.
@@ -219,10 +225,21 @@ class _Found:
         """Whether it has changed, as far as is known."""
         return self.before is None or _is_worse(self.signal, self.row, self.before)
 
-    def evidence(self) -> dict[str, Any]:
-        compared = {"value": self.value, "before": self.before, "peers": self.peers}
-        rounded = {name: None if value is None else round(value, 4) for name, value in compared.items()}
-        return {"cause": self.signal.name, "host": self.host.name, **rounded, "figures": _known(self.row)}
+    def figures(
+        self, process: Mapping[str, float] | None = None, also: Sequence[str] | None = None, rank: int | None = None
+    ) -> DeviceFigures:
+        """Returns its figures, with what else is known of that time."""
+        return DeviceFigures(
+            cause=self.signal.name,
+            host=self.host.name,
+            value=round(self.value, 4),
+            before=None if self.before is None else round(self.before, 4),
+            peers=None if self.peers is None else round(self.peers, 4),
+            figures=_known(self.row),
+            process=process,
+            also=also,
+            rank=rank,
+        )
 
 
 @dataclass(frozen=True, slots=True)

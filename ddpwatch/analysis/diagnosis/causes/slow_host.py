@@ -6,10 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.words.wording import phase_named, ranks_named
-from ddpwatch.common.text import in_ms
-from ddpwatch.common.units import NS_PER_MS
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.words.wording import ms_named, phase_named, ranks_named
 
 _LATE = ("straggler", "drift", "slow_input")
 
@@ -82,14 +80,14 @@ def _together(incidents: Sequence[Incident]) -> Iterator[list[Incident]]:
 def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Incident]) -> Incident:
     worst = max(late, key=lambda incident: incident.cost_ns)
     phase = Counter(incident.phase for incident in late).most_common(1)[0][0]
-    late_ms = max(incident.evidence["late_ms"] for incident in late)
+    late_ms = max((ms for incident in late if (ms := incident.evidence.late_ms) is not None), default=None)
     since = min((incident.since_step for incident in late if incident.since_step is not None), default=None)
     until = max((incident.until_step for incident in late if incident.until_step is not None), default=None)
     named = sorted({rank for incident in late for rank in incident.ranks})
     is_open = any(incident.open for incident in late)
     is_slow, are, takes = ("is", "are", "takes") if is_open else ("was", "were", "took")
     who = "all of its ranks" if len(named) == len(ranks) else f"{len(named)} of its {len(ranks)} ranks"
-    text = f"host {called} {is_slow} slow: {who} {are} late, by up to {in_ms(late_ms * NS_PER_MS)} in each step"
+    text = f"host {called} {is_slow} slow: {who} {are} late, by up to {ms_named(late_ms)} in each step"
     if phase:
         text += f": {phase_named(phase).replace('its ', 'their ', 1)} {takes} longer"
     return Incident(
@@ -107,7 +105,7 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
         cost_ns=sum(incident.cost_ns for incident in late),
         gain=_gain(late),
         open=is_open,
-        evidence={"host": host, "late_ranks": named, "late_ms": late_ms, "step_ms": worst.evidence["step_ms"]},
+        evidence=Evidence(host=host, late_ranks=named, late_ms=late_ms, step_ms=worst.evidence.step_ms),
     )
 
 

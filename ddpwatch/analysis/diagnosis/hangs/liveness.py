@@ -14,7 +14,7 @@ from typing import Any
 from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife, blame, counts_of
 from ddpwatch.analysis.diagnosis.hangs.call_stack import call_stack
 from ddpwatch.analysis.diagnosis.hangs.sentences import death_message, hang_message, mismatch_message, past_hang_message
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, end_of
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import STILL_NS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Node, Stack, Step
@@ -186,10 +186,10 @@ class RankLiveness:
                 steps=0 if first.bye.step is None else 1,
                 cost_ns=self._waited_for(first),
                 open=bool(alive) and not self._over,
-                evidence={
-                    "ends": {life.rank: _end_of(life.bye) for life in dead if life.bye is not None},
-                    **({} if hung is None else {"hung": list(hung.blame.ranks)}),
-                },
+                evidence=Evidence(
+                    ends={life.rank: end_of(life.bye) for life in dead if life.bye is not None},
+                    hung=None if hung is None else list(hung.blame.ranks),
+                ),
             )
         ]
 
@@ -287,6 +287,7 @@ class RankLiveness:
         lives = {rank: self._lives[rank] for rank in (*blamed.ranks, *blamed.waiting)}
         first = lives[(blamed.waiting if blamed.why == "finished" else blamed.ranks or blamed.waiting)[0]]
         sites = self._sites(blamed)
+        stacks, no_stack = self._stacks(blamed)
         mismatch = self._mismatch(blamed, sites)
         buckets = {index for rank in blamed.waiting for index in _in_flight(lives[rank])}
         step = None if first.beat is None else first.beat.step
@@ -301,12 +302,13 @@ class RankLiveness:
             until_step=step,
             steps=0 if step is None else 1,
             open=True,
-            evidence={
-                "why": "mismatch" if mismatch else blamed.why,
-                "issued": dict(blamed.issued),
-                "call_sites": sites,
-                **self._stacks(blamed),
-            },
+            evidence=Evidence(
+                why="mismatch" if mismatch else blamed.why,
+                issued=dict(blamed.issued),
+                call_sites=sites,
+                stacks=stacks,
+                no_stack=no_stack,
+            ),
         )
 
     def _lasting(self, hang: _Hang) -> Incident:
@@ -321,7 +323,7 @@ class RankLiveness:
         took_ns = max(hang.took_ns, *took.values()) if took else hang.took_ns
         shown, until = hang.shown, hang.until_step
         since = shown.since_step
-        sites = shown.evidence["call_sites"] if shown.evidence["why"] == "mismatch" else None
+        sites = shown.evidence.call_sites if shown.evidence.why == "mismatch" else None
         last = since if until is None or since is None else max(since, until)
         return replace(
             shown,
@@ -355,7 +357,7 @@ class RankLiveness:
             return ""
         return mismatch_message(sites, [self._lives[rank] for rank in sites])
 
-    def _stacks(self, blamed: Blame) -> dict[str, Any]:
+    def _stacks(self, blamed: Blame) -> tuple[dict[int, list[str]], dict[int, str]]:
         """Returns the stacks of those who are to blame and of a few others, and why there is none."""
         ranks = (*blamed.ranks, *blamed.waiting)
         stacks = {rank: list(stack.frames) for rank, stack in self._fresh(ranks[:SHOWN_STACKS])}
@@ -364,7 +366,7 @@ class RankLiveness:
             for rank in ranks[:SHOWN_STACKS]
             if rank not in stacks and self._lives[rank].silent_ns(self._now_ns)
         }
-        return {"stacks": stacks, "no_stack": silent}
+        return stacks, silent
 
     def _fresh(self, ranks: Iterable[int]) -> Iterator[tuple[int, Any]]:
         """Yields the stacks that ranks have taken since they have been standing still."""
@@ -401,10 +403,3 @@ def _in_flight(life: RankLife) -> list[int]:
 def _by_launcher(bye: Bye | None) -> bool:
     """Returns whether torchrun probably ended it: once a rank has failed, torchrun terminates the others."""
     return bye is not None and bye.signal == signal.SIGTERM
-
-
-def _end_of(bye: Bye) -> dict[str, Any]:
-    return {
-        "reason": bye.reason, "detail": bye.detail, "signal": bye.signal, "step": bye.step, "phase": bye.phase,
-        "in_flight": list(bye.in_flight), "at_ns": bye.at_ns,
-    }  # fmt: skip

@@ -9,9 +9,9 @@ from itertools import pairwise
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
-from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
+from ddpwatch.analysis.diagnosis.causes.devices import Denied, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
@@ -67,7 +67,7 @@ class _Pause:
     unseen_ns: int = 0
     unseen_cost_ns: int = 0
     span_ns: tuple[int, int] = (0, 0)
-    device: DeviceCause | None = None
+    device: DeviceCause | Denied | None = None
     unusual: bool = True
     denied: bool = False
     incident: Incident | None = None
@@ -247,7 +247,7 @@ class Pauses:
         denied = self._devices.denied(rank, *pause.span_ns, pause.excess_ns)
         pause.denied = denied.ns >= DENIED_SHARE * pause.excess_ns
         if pause.denied and pause.device is None:
-            pause.device = DeviceCause(denied.why, {"denied_ms": round(denied.ns / NS_PER_MS, 1)})
+            pause.device = denied
         pause.incident = None
 
     def _settle(self, pause: _Pause) -> None:
@@ -318,12 +318,13 @@ def _incident(pause: _Pause) -> Incident:
         period=period,
         cost_ns=pause.whole_cost_ns,
         gain=pause.gain,
-        evidence={
-            "longest_ms": pause.longest_ns / NS_PER_MS,
-            "ranks": pause.ranks_in_run,
-            **({"unwatched": True} if pause.unwatched else {}),
-            **({"beyond_tail": pause.unusual, "denied": pause.denied} if usual else {}),
-        },
+        evidence=Evidence(
+            longest_ms=pause.longest_ns / NS_PER_MS,
+            ranks=pause.ranks_in_run,
+            unwatched=pause.unwatched or None,
+            beyond_tail=pause.unusual if usual else None,
+            denied=pause.denied if usual else None,
+        ),
     )
     return because(incident, pause.device)
 
@@ -352,11 +353,11 @@ def joined(pauses: Iterable[Incident], hangs: Iterable[Incident]) -> list[Incide
             found.append(incident)
             continue
         pause = found[index]
-        evidence = {**incident.evidence, **pause.evidence}
+        evidence = incident.evidence | pause.evidence
         if pause.ranks or len(incident.ranks) != 1:
             found[index] = replace(pause, evidence=evidence)
         else:
-            ranks = pause.evidence["ranks"]
+            ranks = pause.evidence.ranks or 1
             found[index] = replace(
                 pause,
                 message=incident.message,
@@ -390,4 +391,5 @@ def _holds(recurring: Incident, steps: range) -> bool:
 
 def _longest_ns(pause: Incident) -> float:
     """Returns what the others waited for the longest one, at most."""
-    return float(pause.evidence["longest_ms"] * NS_PER_MS * max(1, pause.evidence["ranks"] - len(pause.ranks)))
+    evidence = pause.evidence
+    return (evidence.longest_ms or 0.0) * NS_PER_MS * max(1, (evidence.ranks or 0) - len(pause.ranks))

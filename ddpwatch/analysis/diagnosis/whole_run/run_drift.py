@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.thresholds import OVER_SHARE
 from ddpwatch.analysis.diagnosis.whole_run.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.words.sentences import drift_sentence
@@ -60,7 +60,7 @@ class RunDrift:
             since = self._lasting.since_step
             blocks = [block for block in blocks if block.last >= (since or 0)]
             if not _rises(blocks, OVER_SHARE):
-                over = drift_sentence(self._lasting.evidence["growth"], is_open=False)
+                over = drift_sentence(self._lasting.evidence.growth or 0.0, is_open=False)
                 self._ended.append(replace(self._lasting, message=over, open=False))
                 self._lasting, self._blocks, self._gathered.size = None, [], BLOCK_STEPS
                 return
@@ -85,7 +85,7 @@ class RunDrift:
             cost_ns=int(_excess(blocks, base)),
             gain=1 - base / blocks[-1].ns,
             open=True,
-            evidence={"growth": growth},
+            evidence=Evidence(growth=growth),
         )
         return because(incident, cause)
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENIED
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.whole_run.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.words.sentences import slower_sentence
 
@@ -70,7 +70,7 @@ class SlowDevice:
         if min(block.ns for block in newest) <= max(took[-2], SLOWER * base):
             return None
         cause = self._devices.cause(None, newest[0].start_ns, now_ns)
-        if cause is None or cause.evidence["before"] is None:
+        if cause is None or cause.evidence.before is None:
             return None
         slow = [block for block in (before[-1], *newest) if block.ns > SLOWER * base]
         found = _Slowdown(slow[0], base, cause)
@@ -103,7 +103,7 @@ class _Slowdown:
         longer = self._cost_ns / (self._until - self._since + 1) / self.base
         incident = Incident(
             kind="slow_device",
-            severity="info" if self.cause.evidence["cause"] in _BY_OTHERS else "warning",
+            severity="info" if self.cause.evidence.cause in _BY_OTHERS else "warning",
             message=slower_sentence(longer, is_open),
             since_step=self._since,
             until_step=self._until,
@@ -111,6 +111,6 @@ class _Slowdown:
             cost_ns=int(self._cost_ns),
             gain=1 - 1 / (1 + longer),
             open=is_open,
-            evidence={"longer": longer},
+            evidence=Evidence(longer=longer),
         )
         return because(incident, self.cause)

@@ -12,7 +12,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.words.sentences import link_sentence
 from ddpwatch.common.statistics import RollingMedian
 
@@ -188,7 +188,7 @@ class SlowLink:
             cost_ns=self._cost_ns,
             gain=gain,
             open=is_open,
-            evidence={"slower": slowest.slower, **({} if busbw is None else {"busbw_gbps": list(busbw)})},
+            evidence=Evidence(slower=slowest.slower, busbw_gbps=busbw and list(busbw)),
         )
         return because(incident, self._cause)
 

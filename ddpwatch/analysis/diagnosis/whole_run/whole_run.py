@@ -11,7 +11,7 @@ from typing import cast
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
-from ddpwatch.analysis.diagnosis.incident import Incident, Kind, ModuleBucket
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Kind, ModuleBucket
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE, OVER_SHARE
 from ddpwatch.analysis.diagnosis.whole_run.run_drift import RunDrift
@@ -223,7 +223,7 @@ class WholeRun:
             cost_ns=spell.cost_ns,
             gain=per_step,
             open=is_open,
-            evidence={"share_of_step": per_step, **({"bucket_place": which} if which else {})},
+            evidence=Evidence(share_of_step=per_step, bucket_place=which or None),
         )
 
     def incidents(self, names: LayerNames | None) -> list[Incident]:

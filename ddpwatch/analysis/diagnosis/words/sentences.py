@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ddpwatch.analysis.diagnosis.incident import Incident, ModuleBucket
-from ddpwatch.analysis.diagnosis.words.wording import phase_named, place, ranks_named
+from ddpwatch.analysis.diagnosis.words.wording import ms_named, phase_named, place, ranks_named
 from ddpwatch.common.text import in_ms
-from ddpwatch.common.units import NS_PER_MS
 
 
 class LayerNames(Protocol):
@@ -34,12 +33,12 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
     """Returns what a late rank does, or did, and why, as far as that is known."""
     rank, evidence = incident.ranks[0], incident.evidence
     is_late, gets, takes = ("is late", "gets", "takes") if incident.open else ("was late", "got", "took")
-    text = f"rank {rank} {is_late} by {in_ms(evidence['late_ms'] * NS_PER_MS)}{_how_often(incident)}"
-    text += _whose(evidence["group"])
+    text = f"rank {rank} {is_late} by {ms_named(evidence.late_ms)}{_how_often(incident)}"
+    text += _whose(evidence.group or ())
     if incident.kind == "drift":
         text += f", and {gets} later and later"
     if incident.phase:
-        text += f": {phase_named(incident.phase)} {takes} {in_ms(evidence['excess_ms'] * NS_PER_MS)} longer"
+        text += f": {phase_named(incident.phase)} {takes} {ms_named(evidence.excess_ms)} longer"
     if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
         text += f", from {layer} on"
     elif incident.bucket is not None and incident.phase in ("", "backward"):
@@ -58,7 +57,7 @@ def _how_often(incident: Incident) -> str:
         return " in each step"
     if incident.period is not None:
         return f" in every {ordinal(incident.period)} step"
-    return f" in {incident.steps} of {incident.evidence['watched_steps']} watched steps"
+    return f" in {incident.steps} of {incident.evidence.watched_steps} watched steps"
 
 
 def ordinal(number: int) -> str:

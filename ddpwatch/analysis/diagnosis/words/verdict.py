@@ -113,7 +113,7 @@ def of_incident(incident: Incident) -> Verdict:
     if incident.gain:
         text += f"; {without(incident)}, a step would be {_percent(incident.gain)} shorter"
     severity: Severity = "bad" if incident.severity == "error" or incident.kind in _BAD else "warn"
-    ranks, peers = _blamed(incident), tuple(incident.evidence.get("group", ()))
+    ranks, peers = _blamed(incident), tuple(incident.evidence.group or ())
     rank = ranks[0] if len(ranks) == 1 else None
     return Verdict(incident.kind, severity, text, rank, incident.bucket, ranks, peers, incident)
 

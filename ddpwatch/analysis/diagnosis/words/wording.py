@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from ddpwatch.analysis.diagnosis.figures import IncidentFigures
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.common.text import spans
+from ddpwatch.common.text import UNKNOWN, in_ms, spans
+from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED
 
 _MOST_NAMED = 6
@@ -24,6 +26,11 @@ _ITS_PHASES = {
     "data": "its wait for data", "between": "what it does between optimizer and forward",
     "other": "what it does between phases",
 }  # fmt: skip
+
+
+def ms_named(ms: float | None) -> str:
+    """Returns a duration that is given in milliseconds; a dash if it is not known."""
+    return UNKNOWN if ms is None else in_ms(ms * NS_PER_MS)
 
 
 def phase_named(phase: str) -> str:
@@ -83,19 +90,18 @@ def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
     return text + (f", {buckets_named(in_flight)} in flight" if in_flight else "")
 
 
-def stack_lines(incident: Incident) -> list[str]:
+def stack_lines(incident: Incident | IncidentFigures) -> list[str]:
     """Returns where the ranks of a hang are: the call sites, then the innermost calls of each rank."""
     evidence = incident.evidence
-    sites: Mapping[int, str] = evidence.get("call_sites", {})
-    lines = [f"rank {rank} {_role(rank, incident)} {site}" for rank, site in sites.items()]
-    for rank, frames in evidence.get("stacks", {}).items():
+    lines = [f"rank {rank} {_role(rank, incident)} {site}" for rank, site in (evidence.call_sites or {}).items()]
+    for rank, frames in (evidence.stacks or {}).items():
         lines.append(f"rank {rank}, innermost call first:")
         lines += [f"  {frame}" for frame in frames[:_STACK_FRAMES]]
         lines += [f"  … {len(frames) - _STACK_FRAMES} more"] if len(frames) > _STACK_FRAMES else []
-    return lines + [f"rank {rank}: no stack, {why}" for rank, why in evidence.get("no_stack", {}).items()]
+    return lines + [f"rank {rank}: no stack, {why}" for rank, why in (evidence.no_stack or {}).items()]
 
 
-def _role(rank: int, incident: Incident) -> str:
+def _role(rank: int, incident: Incident | IncidentFigures) -> str:
     if not incident.ranks:
         return "is at"
     return "holds up the others at" if rank in incident.ranks else "waits at"

@@ -1,0 +1,176 @@
+"""The figures of a run, as reports, exports, metrics and the library get them: what the JSON is made of.
+
+Names, and their order, are those of ``ddpwatch report --json`` (``docs/metrics.md``): plain names are means, ``_p50``
+and ``_p90`` percentiles. Times are in ms, sizes in bytes; None is what was not measured. What has a default is left out
+of the JSON where it has that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddpwatch.analysis.diagnosis.figures import Figures, IncidentFigures, LostFigures
+from ddpwatch.analysis.diagnosis.incident import End, Severity
+
+
+class RunFigures(Figures, frozen=True):
+    """What the run is; None while no rank has introduced itself."""
+
+    id: str | None
+    previous: str | None
+    world_size: int | None
+    backend: str | None
+    hosts: Sequence[str]
+    model: str | None
+    torch: str | None
+    timing_source: str | None
+
+
+class StepCounts(Figures, frozen=True, kw_only=True):
+    """How many steps there are of each kind, and how long they take."""
+
+    count: int
+    warmup: int
+    aborted: int
+    shadow: int
+    unwatched: int
+    unresolved: int = 0
+    unreduced: int
+    averaged: int
+    step_ms: float | None
+    step_ms_p50: float | None
+    step_ms_p90: float | None
+
+
+class CostFigures(Figures, frozen=True):
+    """What watching costs (`ddpwatch.sampling.cost.Cost`)."""
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+
+
+class OverlapFigures(Figures, frozen=True):
+    """How much of the communication compute hides."""
+
+    ratio: float | None
+    comm_ms: float | None
+    exposed_ms: float | None
+
+
+class GroupFigures(Figures, frozen=True):
+    """A process group."""
+
+    id: int
+    ranks: Sequence[int]
+    kind: str
+    backend: str
+    other_collectives_per_step: float | None
+
+
+class RankFigures(Figures, frozen=True):
+    """A rank; ``end`` is None as long as it trains."""
+
+    rank: int
+    host: str | None
+    groups: Sequence[int]
+    steps: int
+    step_ms: float | None
+    step_ms_p50: float | None
+    late_ms_p50: float | None
+    wait_ms_p50: float | None
+    overlap: float | None
+    overlap_p50: float | None
+    exposed_ms: float | None
+    exposed_ms_p50: float | None
+    clock_error_ms: float | None
+    dropped: int
+    own_cost_ratio: float | None
+    end: End | None
+
+
+class BucketFigures(Figures, frozen=True):
+    """A bucket, or what FSDP2 communicates of a parameter group in one way."""
+
+    module: int
+    index: int
+    use: str
+    nbytes: int
+    params: Sequence[str]
+    ready_ms_p50: float | None
+    launch_ms_p50: float | None
+    done_ms_p50: float | None
+    transfer_ms_p50: float | None
+    exposed_ms_p50: float | None
+    busbw_gbps_p50: float | None
+    last_rank: int | None
+    last_ranks: Sequence[int]
+    last_share: float | None
+
+
+class VerdictFigures(Figures, frozen=True):
+    """The verdict (`ddpwatch.analysis.diagnosis.words.verdict.Verdict`)."""
+
+    kind: str
+    severity: str
+    text: str
+
+
+class OffFigures(Figures, frozen=True):
+    """What ddpwatch has stopped seeing (`ddpwatch.analysis.diagnosis.words.turned_off.Off`)."""
+
+    feature: str
+    ranks: Sequence[int]
+    step: int | None
+    reason: str
+    message: str
+
+
+class RecordingFigures(Figures, frozen=True):
+    """The recording that the report is of; ``missing_steps`` only if its collector was started again."""
+
+    frames: int
+    bytes: int
+    seconds: float
+    cut_tail: bool
+    skipped: int
+    parts: int
+    dropped_parts: int
+    missing_parts: int
+    lost: int
+    rank_files: Sequence[int] | None
+    notes: Sequence[str]
+    collector_restarts: int = 0
+    missing_steps: int | None = None
+
+
+class Finding(Figures, frozen=True):
+    """Something that stands out: an incident, or a note. Nothing but JSON reads its evidence."""
+
+    kind: str
+    severity: Severity
+    rank: int | None
+    bucket: int | None
+    message: str
+    evidence: Mapping[str, object]
+
+
+class Report(Figures, frozen=True):
+    """All of a run; what a recording adds to it is None in the report of a live one."""
+
+    run: RunFigures
+    steps: StepCounts
+    phases_ms: Mapping[str, float | None]
+    cost: CostFigures
+    overlap: OverlapFigures
+    groups: Sequence[GroupFigures]
+    ranks: Sequence[RankFigures]
+    buckets: Sequence[BucketFigures]
+    off: Sequence[OffFigures]
+    lost: LostFigures
+    incidents: Sequence[IncidentFigures]
+    verdict: VerdictFigures
+    recording: RecordingFigures | None = None
+    notes: Sequence[Finding] | None = None
+    findings: Sequence[Finding] | None = None
