@@ -53,7 +53,7 @@ class ProcessLiveness:
         """Starts to follow a rank's process, instead of the one before, if its pid means anything here."""
         rank, pid = hello.rank, hello.pid
         self.forget(rank)
-        if hello.boot_id != clock.boot_id() or hello.pid_ns not in ("", clock.pid_namespace()):
+        if hello.boot_id != clock.boot_id() or hello.pid_ns != clock.pid_namespace():
             return
         fd = _pidfd(pid)
         if fd is not None and hello.start_ticks in (0, clock.start_ticks(pid)):
@@ -62,8 +62,7 @@ class ProcessLiveness:
         elif fd is not None:  # the pid has gone to another process
             os.close(fd)
             pid = _NOBODY
-        if hello.pid_ns or psutil.pid_exists(pid):  # older ranks do not say in which namespace the pid is theirs
-            self._pids[rank] = pid
+        self._pids[rank] = pid
 
     def is_followed(self, rank: int) -> bool:
         """Returns whether the end of this rank's process will be noticed."""

@@ -49,7 +49,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     Attributes:
         pid: The collector's, in its pid namespace ``pid_ns``.
         started: Seconds since the Unix epoch.
-        boot_id: The kernel's id of the boot; empty in files of older versions.
+        boot_id: The kernel's id of the boot.
         start_ticks: When the collector's process started, in clock ticks since boot.
         launched: The name that `ddpwatch run` on this host has given the job; empty without it.
         previous: The run that the job was before torchrun started its ranks again; empty if there was none.
@@ -365,11 +365,8 @@ def runs_elsewhere() -> list[RunInfo]:
 
 
 def is_elsewhere(info: RunInfo) -> bool:
-    """Returns whether the run belongs to another boot or host.
-
-    Files of older versions do not say, and count as local.
-    """
-    return info.boot_id not in ("", clock.boot_id())
+    """Returns whether the run belongs to another boot or host."""
+    return info.boot_id != clock.boot_id()
 
 
 def last_view(run_id: str) -> Path:
@@ -456,8 +453,6 @@ def _read(path: Path) -> RunInfo | None:
 
 def _is_live(info: RunInfo) -> bool:
     """Returns whether a local run's collector is alive; removes the run's files if it is certain that it is not."""
-    if not info.boot_id:
-        return _process_lives(info)
     try:
         locked = _is_locked(_path(info.run_id, ".json"))
     except FileNotFoundError:
@@ -507,7 +502,7 @@ def _remove_old() -> None:
         if info is None:
             with contextlib.suppress(OSError):
                 path.unlink()
-        elif is_elsewhere(info) or not info.boot_id:
+        elif is_elsewhere(info):
             remove(info.run_id)
     if (place := _memory_directory(directory())) is not None:
         for pattern in ("*.box*", "*.lease"):

@@ -171,7 +171,7 @@ class RecordedBuilder:
             steps=rows,
             left_out=self._left_out,
             ranks=sorted(self._hellos),
-            backend=_backend_of(hello),
+            backend=hello.backend,
             torch=hello.torch,
             flags=dict(hello.ddp),
             gpu=hello.timing_source != "host",
@@ -252,15 +252,6 @@ def recorded_of(messages: Iterable[Message]) -> Recorded:
     return builder.build()
 
 
-def _backend_of(hello: Hello) -> str:
-    """Returns the backend of the job's device, also where an older version recorded what torch says of all devices."""
-    gpu = hello.timing_source != "host"
-    if hello.backend == "undefined":
-        return "nccl" if gpu else "gloo"
-    by_device = dict(part.split(":", 1) for part in hello.backend.split(",") if ":" in part)
-    return by_device.get("cuda" if gpu else "cpu", hello.backend)
-
-
 def _is_rebuilt(hello: Hello) -> bool:
     """Returns whether DDP rebuilds the buckets after the first step."""
     return not hello.ddp.get("find_unused_parameters") or bool(hello.ddp.get("static_graph"))
@@ -283,7 +274,7 @@ def _unfit(step: Step, layout: Layout) -> str:
 def _why_no_parameters(layout: Layout, steps: Sequence[StepAcrossRanks]) -> str:
     """Returns why gradients cannot be moved to other buckets; empty if they can."""
     if not layout.param_bytes:
-        return "the recording does not hold the sizes of the parameters (an older version of ddpwatch made it)"
+        return "the recording does not hold the sizes of the parameters"
     held = [position for bucket in layout.buckets for position in bucket.params]
     known = len(set(held)) == len(held) and max(held, default=-1) < len(layout.params)
     if not known or not all(bucket.params for bucket in layout.buckets):

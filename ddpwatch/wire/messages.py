@@ -35,8 +35,7 @@ SparseColumn = Annotated[list[Ns | None], Meta(max_length=65536)]
 DeviceKey = tuple[str, str, str, int]  # host, its boot, kind, index
 
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
-# What they mean: `ddpwatch.sampling.levels`. Readers from before "unresolved" refuse such a step, and count it as
-# unreadable. Under a status that they know, they would misread its duration.
+# What they mean: `ddpwatch.sampling.levels`.
 StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]

@@ -100,8 +100,9 @@ def device(second: int, utilization: float | None = 50.0, kind: str = "cpu", ind
     else:
         about["name"] = "8 CPUs"
     return Device(
-        host="node1", kind=kind, index=index, at_ns=START_NS + second * 1000 * MS, utilization=utilization, **about
-    )  # type: ignore[arg-type]
+        host="node1", boot_id="boot", kind=kind, index=index, at_ns=START_NS + second * 1000 * MS,
+        utilization=utilization, **about,
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def bye(rank: int | None = None, reason: str = "finished", **changes: object) -> Bye:

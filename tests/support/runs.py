@@ -62,7 +62,8 @@ def run_of(
             yield step_of(rank, number, slower, dice, shift), received + rank
         if number == 2:
             yield Mark(rank=0, name="checkpoint /home/me", start_ns=number * 110 * MS), received + 50
-            device = Device(host="node", kind="cpu", at_ns=number * 110 * MS, utilization=50.0, memory_used=10**9)
+            at_ns = number * 110 * MS
+            device = Device(host="node", boot_id="b", kind="cpu", at_ns=at_ns, utilization=50.0, memory_used=10**9)
             yield device, received + 60
     for rank in range(ranks):
         reason = "exception" if rank == 1 else "finished"

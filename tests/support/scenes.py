@@ -179,14 +179,16 @@ def _samples(job: Job, end: int) -> Timed:
         yield at, Status(at_ns=at, frames=1, bytes=1)
         for host in range(job.hosts):
             yield at, Device(
-                host=job.name(host), kind="cpu", at_ns=at, name="16 CPUs", utilization=35 + 10 * dice.random(),
-                memory_used=40 << 30, memory_total=128 << 30, net_tx_bytes_s=2.1e8 * (0.9 + 0.2 * dice.random()),
+                host=job.name(host), boot_id=f"boot {host}", kind="cpu", at_ns=at, name="16 CPUs",
+                utilization=35 + 10 * dice.random(), memory_used=40 << 30, memory_total=128 << 30,
+                net_tx_bytes_s=2.1e8 * (0.9 + 0.2 * dice.random()),
                 net_rx_bytes_s=2.1e8 * (0.9 + 0.2 * dice.random()),
             )  # fmt: skip
         for rank in range(job.fleet.shape.world if job.gpus else 0):
             yield at, Device(
-                host=job.name(job.host(rank)), kind="cuda", at_ns=at, index=rank % job.per_host, uuid=f"GPU-{rank}",
-                name="Made-up GPU", utilization=88 + 10 * dice.random(), memory_used=61 << 30, memory_total=139 << 30,
+                host=job.name(job.host(rank)), boot_id=f"boot {job.host(rank)}", kind="cuda", at_ns=at,
+                index=rank % job.per_host, uuid=f"GPU-{rank}", name="Made-up GPU",
+                utilization=88 + 10 * dice.random(), memory_used=61 << 30, memory_total=139 << 30,
                 power_w=420 + 60 * dice.random(), power_limit_w=700.0, temperature_c=58.0,
             )  # fmt: skip
 

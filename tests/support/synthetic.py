@@ -89,13 +89,14 @@ class Fleet:
         at_ns = START_NS + second * 10**9
         for index in range(min(self.world, 8) if self.gpus else 0):
             yield Device(
-                host="node1", kind="cuda", at_ns=at_ns, index=index, uuid=f"GPU-{index}", name="Synthetic GPU",
-                utilization=88 + 10 * self._random.random(), memory_used=61 << 30, memory_total=139 << 30,
+                host="node1", boot_id="boot", kind="cuda", at_ns=at_ns, index=index, uuid=f"GPU-{index}",
+                name="Synthetic GPU", utilization=88 + 10 * self._random.random(),
+                memory_used=61 << 30, memory_total=139 << 30,
                 power_w=420 + 60 * self._random.random(), power_limit_w=700.0, temperature_c=58.0,
             )  # fmt: skip
         yield Device(
-            host="node1", kind="cpu", at_ns=at_ns, name="16 CPUs", utilization=35 + 20 * self._random.random(),
-            memory_used=40 << 30, memory_total=128 << 30,
+            host="node1", boot_id="boot", kind="cpu", at_ns=at_ns, name="16 CPUs",
+            utilization=35 + 20 * self._random.random(), memory_used=40 << 30, memory_total=128 << 30,
         )  # fmt: skip
 
     def frames(self, steps: int) -> Iterator[Message]:

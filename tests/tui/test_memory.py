@@ -73,7 +73,7 @@ def test_hours_of_frames_are_bounded():
     assert len(state.layouts) <= 64
     assert max(epoch for *_, epoch in state.layouts) == HOURS * 3600 - 10
     assert len(state.devices) <= 8 + 600 // 10 + 1  # those of the last ten minutes
-    assert [len(state.devices["node1", "", "cuda", index]) for index in range(8)] == [600] * 8
+    assert [len(state.devices["node1", "boot", "cuda", index]) for index in range(8)] == [600] * 8
     assert max(len(state.clocks._lowest), len(state.clocks._offsets)) <= 4
     assert (len(state.steps), len(state.marks), len(state.ends)) == (KEPT.steps, 0, 100)
 

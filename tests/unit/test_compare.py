@@ -139,7 +139,7 @@ def test_what_is_no_percentage(text: str) -> None:
 
 
 def test_a_gap_of_which_one_run_knows_the_waits_is_no_cause() -> None:
-    """In older recordings all of the gap is 'between'; in newer ones, the waits for data are not part of it."""
+    """Without a DataLoader all of the gap is 'between'; with one, the waits for data are not part of it."""
     old, new = series("old", 1), series("new", 2)
     old.step, old.phases["data"] = [value + 30 for value in old.step], []
     old.phases["between"] = [value + 30 for value in old.phases["between"]]

@@ -261,14 +261,6 @@ def test_hosts_of_one_name_are_two() -> None:
     assert [text(causes, rank) for rank in (0, 1)] == ["", "host node: 31 % of CPU time stolen"]
 
 
-def test_samples_of_older_recordings_do_not_name_the_boot() -> None:
-    causes = DeviceCauses()
-    causes.hello(hello(0, "node", boot_id="two"))
-    for second in range(1, FAULT[1] + 1):
-        causes.device(replace(stolen_from(second, "two"), boot_id=""))
-    assert text(causes) == "31 % of CPU time stolen"
-
-
 def test_devices_are_limited() -> None:
     causes = DeviceCauses()
     for index in range(MOST_SERIES + 10):

@@ -122,12 +122,6 @@ def test_columns_of_parameters_must_agree_in_length(column: str) -> None:
         decode(msgspec.msgpack.encode({**raw, column: ["float32 cpu" if column == "param_kind" else 1]}))
 
 
-def test_a_bucket_of_an_older_recording_has_no_name() -> None:
-    frame = msgspec.to_builtins(EXAMPLES[1])
-    frame["buckets"] = [[0, 8, [1, 0]]]
-    assert decode(msgspec.msgpack.encode(frame)) == EXAMPLES[1]
-
-
 def test_fields_of_the_future_are_ignored() -> None:
     raw = msgspec.to_builtins(EXAMPLES[3])
     assert decode(msgspec.msgpack.encode({**raw, "colour": "blue"})) == EXAMPLES[3]

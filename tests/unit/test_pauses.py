@@ -85,7 +85,7 @@ class TestPauses:
             took, stolen = (3000, 60.0) if number == 30 else (100, 0.0)
             for second in range(at // 1000 + 1, (at + took) // 1000 + 1):
                 sampled = START_NS + second * 1000 * MS
-                messages.append(Device(host="node1", kind="cpu", at_ns=sampled, steal=stolen))
+                messages.append(Device(host="node1", boot_id="boot", kind="cpu", at_ns=sampled, steal=stolen))
             messages += [step(r, number, start_ns=START_NS + at * MS, duration_ns=took * MS) for r in range(2)]
             at += took
         (stall,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]

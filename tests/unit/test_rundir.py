@@ -72,16 +72,6 @@ def test_what_another_host_left_is_shown_and_removed_by_age_only(run_directory: 
     assert names(run_directory, "train-1") == set()
 
 
-def test_the_file_of_an_older_version_is_read_and_its_pid_decides(run_directory: Path) -> None:
-    old = json.loads(left_by_a_collector(run_directory, "train-1").read_text())
-    del old["boot_id"]
-    (run_directory / "train-1.json").write_text(json.dumps(old))
-    assert live() == ["train-1"]
-    (run_directory / "train-1.json").write_text(json.dumps({**old, "pid": NOBODY}))
-    assert live() == []
-    assert names(run_directory, "train-1") == EVERYTHING  # it may be another host's
-
-
 def test_a_symlinked_run_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "private").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "private")

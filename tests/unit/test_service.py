@@ -23,7 +23,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
 from ddpwatch.run.blackbox import BlackBox
-from ddpwatch.run.clock import boot_id
+from ddpwatch.run.clock import boot_id, pid_namespace
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Listen
 from ddpwatch.wire.keys import new_key_pair
@@ -269,7 +269,8 @@ def test_a_process_that_ends_without_a_goodbye_has_finished_if_its_exit_code_say
     follows = liveness.ProcessLiveness(zmq.Poller())
     ends = f"import sys; sys.stdin.read(); exit({code})"
     with subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE) as process:
-        follows.follow(Hello(run_id=RUN, rank=0, world_size=1, host="h", pid=process.pid, boot_id=boot_id()))
+        here = {"boot_id": boot_id(), "pid_ns": pid_namespace()}
+        follows.follow(Hello(run_id=RUN, rank=0, world_size=1, host="h", pid=process.pid, **here))
         assert process.stdin is not None
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -121,18 +121,6 @@ def test_without_a_common_time_line_there_is_no_answer() -> None:
         with_several_clocks(JOB, {}, lambda across: None)
 
 
-@pytest.mark.parametrize(
-    ("said", "source", "meant"),
-    [
-        ("gloo", "host", "gloo"), ("undefined", "host", "gloo"), ("undefined", "cuda events", "nccl"),
-        ("cpu:gloo,cuda:nccl", "host", "gloo"), ("cpu:gloo,cuda:nccl", "cuda events", "nccl"), ("mpi", "host", "mpi"),
-    ],
-)  # fmt: skip
-def test_the_backend_is_that_of_the_device(said: str, source: str, meant: str) -> None:
-    """What torch calls the backend where none was chosen, or one for each kind of device."""
-    assert built(edited(JOB, backend=said, timing_source=source)).recorded.backend == meant
-
-
 def test_halves_are_not_cast_to_halves() -> None:
     """Also where only whole buckets are known, as on a GPU."""
     kinds = ["bfloat16 cuda:0"] * len(JOB.parameters)

@@ -166,12 +166,6 @@ def write_and_cut(path: Path) -> Path:
     return path
 
 
-def test_a_recording_from_before_parameters_had_sizes() -> None:
-    found = whatif_json(str(Path(__file__).parents[1] / "data" / "written-by-0.1.mcap"))
-    assert "rank 1 as fast as the others" in [scenario["change"] for scenario in found["scenarios"]]
-    assert "an older version of ddpwatch made it" in found["refused"][0]["why"]
-
-
 def test_a_sweep_on_the_command_line(file: Path, one_size: Path, tmp_path: Path) -> None:
     path = tmp_path / "wire.json"
     path.write_bytes(write_wire(wire(compute_beside=None)))

@@ -186,7 +186,7 @@ def test_a_run_gets_slower_as_its_gpus_get_hot():
             clock = 2000.0 - 15 * (number // 8)
             about = {"max_sm_clock_mhz": 2000.0, "sm_clock_mhz": clock, "throttle_reasons": 0x40}
             messages += [
-                Device(host="node1", kind="cuda", at_ns=at, index=rank, uuid=f"GPU-{rank}", **about)
+                Device(host="node1", boot_id="boot", kind="cuda", at_ns=at, index=rank, uuid=f"GPU-{rank}", **about)
                 for rank in range(2)
             ]
     (drift,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "drift"]

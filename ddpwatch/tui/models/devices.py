@@ -90,12 +90,10 @@ class DeviceLines:
 
 def _ranks_by_device(state: RunState) -> dict[_Place, set[int]]:
     ranks: dict[_Place, set[int]] = {}  # by host and GPU, and by host alone
-    older = {host for host, boot_id, *_ in state.devices if not boot_id}  # recorded before devices had it
     for rank in state.ranks.values():
         if (hello := rank.hello) is not None:
-            boot_id = "" if hello.host in older else hello.boot_id
-            ranks.setdefault((hello.host, boot_id, hello.device_uuid), set()).add(rank.rank)
-            ranks.setdefault((hello.host, boot_id, ""), set()).add(rank.rank)
+            ranks.setdefault((hello.host, hello.boot_id, hello.device_uuid), set()).add(rank.rank)
+            ranks.setdefault((hello.host, hello.boot_id, ""), set()).add(rank.rank)
     return ranks
 
 

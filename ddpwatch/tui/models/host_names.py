@@ -28,10 +28,7 @@ class HostNames:
     _called: Mapping[Host, str]
 
     def of_device(self, device: Device) -> str:
-        """Returns what a device's host is called.
-
-        By its name alone if no rank is known there, and in older recordings.
-        """
+        """Returns what a device's host is called: by its name alone if no rank is known there."""
         return self._called.get(Host(device.host, device.boot_id), device.host)
 
 

@@ -87,13 +87,11 @@ class DeviceCauses:
     _ecc_errors: dict[tuple[Host, str], int] = field(default_factory=dict)
     _faulty: dict[Host, str] = field(default_factory=dict)
     _offsets: dict[Host, int] = field(default_factory=dict)  # what puts a host's clock onto the time line
-    _named: dict[str, Host] = field(default_factory=dict)  # whose samples, in older recordings, have no boot
 
     def hello(self, hello: Hello) -> None:
         """Notes where a rank runs."""
         host = Host(hello.host, hello.boot_id)
         _remember(self._host_of, hello.rank, host)
-        _remember(self._named, hello.host, host)
         self._gpu_of.pop(hello.rank, None)
         if hello.device_uuid:
             _remember(self._gpu_of, hello.rank, (host, hello.device_uuid))
@@ -106,8 +104,6 @@ class DeviceCauses:
     def device(self, device: Device) -> None:
         """Takes a sample of a GPU or host."""
         host = Host(device.host, device.boot_id)
-        if not device.boot_id:
-            host = self._named.get(device.host, host)
         if device.kind == "cpu":
             if device.net_faulty:
                 _remember(self._faulty, host, device.net_faulty)
