@@ -6,9 +6,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ddpwatch.analysis.retention import KEEP_SAMPLES
 from ddpwatch.wire.messages import DeviceKey
 
-KEEP_SAMPLES = 600  # per device: ten minutes at one sample a second
 GONE_NS = 600_000_000_000  # without a sample, before a new device needs its room
 SHOWN_S = 120  # what views show of the past; where there is no room for all samples of it, fewer span it
 _Sample = TypeVar("_Sample")

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.retention import KEEP_STEPS
 
 
 class StepLimit(NamedTuple):
@@ -27,7 +28,7 @@ class StepLimit(NamedTuple):
         return max(min(self.steps, self.rank_steps // max(ranks, 1)), self.least)
 
 
-KEPT = StepLimit(512, 65_536, 2)
+KEPT = StepLimit(KEEP_STEPS, 65_536, 2)
 DECODED = StepLimit(KEPT.steps, 2_048, 2)  # older frames are kept encoded
 KEEP_FIGURES = 64  # steps; older figures are computed again on demand
 FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on a single one

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import cast
 
 from ddpwatch.analysis.device_samples import DeviceSamples
+from ddpwatch.analysis.retention import KEEP_MARKS, KEEP_SAMPLES, KEEP_STEPS
 from ddpwatch.collector.nodes import not_its_to_send
 from ddpwatch.wire.messages import (
     RANK_MESSAGES,
@@ -39,11 +40,8 @@ from ddpwatch.wire.messages import (
 )  # fmt: skip
 from ddpwatch.wire.transport import RESTART_BITS, Envelope, Frame
 
-KEEP_STEPS = 512  # per rank
-KEEP_MARKS = 1000  # of all ranks
 KEEP_RANK_MARKS = 16  # per rank at least
-KEEP_RANK_SAMPLES = 600  # per rank: ten minutes, too
-KEEP_SAMPLES = 16_384  # of all ranks
+KEEP_ALL_SAMPLES = 16_384  # of all ranks
 KEEP_EXCHANGES = 128  # per node: up to two every 2 s, for the two minutes over which offsets are fitted
 KEEP_LAYOUTS = 4  # per rank and module
 KEEP_RANK_LAYOUTS = 256  # per rank
@@ -190,7 +188,7 @@ class Hub:
         else:
             entry = self._rank(message.rank)
             if isinstance(message, RankSample):
-                self._keep_sample(entry, envelope, min(KEEP_RANK_SAMPLES, KEEP_SAMPLES // len(self.ranks)))
+                self._keep_sample(entry, envelope, min(KEEP_SAMPLES, KEEP_ALL_SAMPLES // len(self.ranks)))
             else:
                 self._keep_rank(entry, message, envelope)
             self._make_room(entry)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import clock, rundir
-from ddpwatch.run.regular import read_regular
+from ddpwatch.run.regular import read_regular, write_whole
 
 
 def succeed(run_id: str, session: int, leaves_note: bool = True) -> str:
@@ -35,7 +35,7 @@ def succeed(run_id: str, session: int, leaves_note: bool = True) -> str:
     previous = "" if session > 1 else _read(note)
     with contextlib.suppress(OSError, ValueError, DdpwatchError):
         if leaves_note:
-            _write(note, run_id)
+            write_whole(note, run_id.encode())
         rundir.remove_old_notes()
     return previous
 
@@ -58,16 +58,3 @@ def _read(note: Path) -> str:
         return rundir.check_run_id(read_regular(note, 256, os.O_NOFOLLOW).decode())  # more than a run id has
     except (OSError, ValueError, DdpwatchError):
         return ""
-
-
-def _write(note: Path, run_id: str) -> None:
-    new = rundir.unfinished_note(note)
-    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(file, run_id.encode())
-        new.rename(note)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(file)

@@ -25,12 +25,11 @@ import torch.distributed as dist
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import rundir
-from ddpwatch.run.regular import read_regular
+from ddpwatch.run.regular import read_regular, write_whole
 from ddpwatch.wire.keys import SECRET_FILE, Seal
 
 ASK_AGAIN_S = 5.0  # a request may get lost: its rank counted it, and rank 0 looked before it was there
 MOST_LOOKS = 4096  # at a time: anybody who reaches the store may have set the counter
-MOST_BYTES = 65536  # of an answer
 Kind = TypeVar("Kind")
 _log = logging.getLogger("ddpwatch")
 
@@ -200,9 +199,7 @@ class RequestQueue:
         """Answers a request; of a rank with this run directory, there as well."""
         name = f"{self._prefix}/answer/{request.nonce}"
         sealed = self._seal.sealed(name, text)
-        if (
-            here and request.nonce not in self._left
-        ):  # a rank that asks again looks into the store, and removes this one
+        if here and request.nonce not in self._left:  # a rank that asks again looks into the store
             self._left.add(request.nonce)
             _leave(request.nonce, sealed)
         self._store.set(name, sealed)
@@ -219,21 +216,14 @@ class RequestQueue:
 def _leave(nonce: str, answer: str) -> None:
     """Puts an answer into the run directory; without room there, the one in the store has to do."""
     with contextlib.suppress(OSError, DdpwatchError):
-        path = rundir.answer(nonce)
-        new = path.with_suffix(f"{rundir.ANSWER}{secrets.token_hex(4)}")
-        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(file, answer.encode())
-        finally:
-            os.close(file)
-        new.rename(path)
+        write_whole(rundir.answer(nonce), answer.encode())
 
 
 def _take_answer(nonce: str) -> str:
     """Takes an answer out of the run directory; empty while there is none."""
     try:
         path = rundir.answer(nonce)
-        answer = read_regular(path, MOST_BYTES, os.O_NOFOLLOW)
+        answer = read_regular(path, flags=os.O_NOFOLLOW)
         path.unlink(missing_ok=True)
         return answer.decode()
     except (OSError, UnicodeDecodeError, DdpwatchError):

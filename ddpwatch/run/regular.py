@@ -1,4 +1,4 @@
-"""Opens files that others may have put there: nothing but a regular file, and without waiting for anybody.
+"""Opens files that others may have put there: nothing but a regular file, and without waiting for anybody. Writes some.
 
 Opening a named pipe for reading waits for a writer, for ever if there is none.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -43,3 +44,25 @@ def read_regular(path: Path, limit: int = MOST_BYTES, flags: int = 0) -> bytes:
     if len(content) > limit:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content
+
+
+def unfinished(path: Path) -> Path:
+    """Returns where a file is until it is written, another place each time."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a small file that others see as a whole or not at all, in place of one that is there.
+
+    Raises:
+        OSError: It cannot be written. Nothing stays.
+    """
+    new = unfinished(path)
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(file, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        new.rename(path)
+    finally:
+        os.close(file)
+        new.unlink(missing_ok=True)

@@ -33,13 +33,12 @@ KEEP_LAST_VIEWS = 5
 KEEP_LOGS_S = 7 * 86_400
 KEEP_UNREACHABLE_S = 30 * 86_400  # what another boot or host left; a collector that lives renews its file
 CLAIMED_S = 10  # more than enough to lock a file that was created
-NOTE, UNFINISHED = ".note", ".new"
-ANSWER, REST = ".answer", ".rest"
+NOTE, ANSWER, REST = ".note", ".answer", ".rest"
 KEEP_ANSWERS_S = 120  # of ranks that were gone before they were answered
 SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mounts")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
-_NOTE_NAME = re.compile(r"([0-9a-f]{12})\.(\d{1,9})\.(\d{1,18})\.\d{1,9}(?:\.note|\.[0-9a-f]{8}\.new)", re.ASCII)
+_NOTE_NAME = re.compile(r"\.?([0-9a-f]{12})\.(\d{1,9})\.(\d{1,18})\.\d{1,9}\.note(?:\.[0-9a-f]{8}\.new)?", re.ASCII)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
 
@@ -307,11 +306,6 @@ def note(launcher: int, started: int, local_rank: int) -> Path:
         local_rank: The place.
     """
     return _path(f"{_pids_here()}.{launcher}.{started}.{local_rank}", NOTE)
-
-
-def unfinished_note(note: Path) -> Path:
-    """Returns the path of a note until it is written, another one each time."""
-    return note.with_suffix(f".{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def answer(nonce: str) -> Path:

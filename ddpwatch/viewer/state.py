@@ -22,6 +22,7 @@ from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import FULL_STEPS, KeptSteps
 from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.analysis.retention import KEEP_MARKS
 from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.window import Summary
@@ -46,7 +47,6 @@ from ddpwatch.wire.messages import (
 __all__ = ["RankState", "RankStatus", "RunState", "StepAcrossRanks"]
 
 KEEP_SAMPLES = 65_536  # of all devices, some 1 kB each
-KEEP_MARKS = 1000
 SILENT_NS = 3_000_000_000
 WAITING_NS = 1_000_000_000
 

@@ -13,11 +13,10 @@ from typing import Annotated
 
 import msgspec
 
-from ddpwatch.run.regular import read_regular
+from ddpwatch.run.regular import MOST_BYTES, read_regular, write_whole
 from ddpwatch.wire.keys import KeyPair
 
 LINE_LIMIT = 1 << 20  # a node's ranks are the longest
-MOST_BYTES = 16 << 20  # of a rank that leaves a file; a job of seconds sends less
 NodeName = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,12}$")]  # `ddpwatch.run.rundir.node`
 
 
@@ -137,27 +136,20 @@ class RestFile:
         self._frames = bytearray()
 
     def send(self, data: bytes, flags: int = 0) -> None:
-        """Takes a frame, as long as there is room."""
+        """Takes a frame, as long as the file can be read again; a job of seconds sends less."""
         if len(self._frames) + len(data) < MOST_BYTES:
             self._frames += len(data).to_bytes(4, "little") + data
 
     def close(self) -> None:
         """Writes the file. A collector that looks meanwhile does not see it; on a full disk, nothing stays."""
-        new = self._path.with_name(f".{self._path.name}.new")
         with contextlib.suppress(OSError):
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                if os.write(file, self._frames) == len(self._frames):
-                    new.rename(self._path)
-            finally:
-                os.close(file)
-                new.unlink(missing_ok=True)
+            write_whole(self._path, bytes(self._frames))
 
 
 def take_rest(path: Path) -> list[bytes]:
     """Returns the frames that a rank has left; they are there no longer."""
     try:
-        left = read_regular(path, MOST_BYTES, os.O_NOFOLLOW)
+        left = read_regular(path, flags=os.O_NOFOLLOW)
         path.unlink(missing_ok=True)
     except OSError:
         return []

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from ddpwatch.analysis.device_samples import GONE_NS, KEEP_SAMPLES, SHOWN_S, DeviceSamples
+from ddpwatch.analysis.device_samples import GONE_NS, SHOWN_S, DeviceSamples
+from ddpwatch.analysis.retention import KEEP_SAMPLES
 from ddpwatch.wire.messages import DeviceKey
 
 SECOND_NS = 10**9

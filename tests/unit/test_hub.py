@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from ddpwatch.analysis.retention import KEEP_STEPS
 from ddpwatch.collector.hub import (
+    KEEP_ALL_SAMPLES,
     KEEP_BYTES,
     KEEP_DEVICE_BYTES,
     KEEP_EXCHANGES,
     KEEP_RANK_LAYOUTS,
-    KEEP_SAMPLES,
-    KEEP_STEPS,
     Hub,
 )
 from ddpwatch.wire.messages import (
@@ -107,8 +107,8 @@ def test_many_ranks_share_what_is_kept_of_their_samples() -> None:
     for second in range(40):
         for rank in range(1024):
             keep(hub, rank_sample(rank, second), second * SECOND_NS)
-    newest = KEEP_SAMPLES // 1024
-    assert len(kept(hub)) == KEEP_SAMPLES
+    newest = KEEP_ALL_SAMPLES // 1024
+    assert len(kept(hub)) == KEEP_ALL_SAMPLES
     assert {m.at_ns for m in kept(hub) if isinstance(m, RankSample) and m.rank == 7} == {
         second * SECOND_NS for second in range(40 - newest, 40)
     }

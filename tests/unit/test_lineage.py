@@ -12,7 +12,7 @@ import pytest
 
 from ddpwatch.probe import lineage
 from ddpwatch.probe.lineage import succeed
-from ddpwatch.run import rundir
+from ddpwatch.run import regular, rundir
 from ddpwatch.run.rundir import KEEP_UNREACHABLE_S
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_file_is_not_read_and_holds_up_nobody(tmp_path: Path) -> None
 def test_a_run_directory_that_cannot_be_written_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     succeed("train-1", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(rundir, "unfinished_note", lambda note: Path("/proc/none.new"))
+        patch.setattr(regular, "unfinished", lambda note: Path("/proc/none.new"))
         assert succeed("train-2", 1) == "train-1"
     monkeypatch.setenv("DDPWATCH_DIR", "/proc/none")
     assert succeed("train-3", 1) == ""
@@ -108,7 +108,7 @@ def other_torchrun() -> Iterator[subprocess.Popen[bytes]]:
 def leave_notes(launcher: int) -> list[Path]:
     """A rank's note, and one that it was about to leave when it was killed."""
     note = rundir.note(launcher, lineage.clock.start_ticks(launcher), 0)
-    left = [note, rundir.unfinished_note(note)]
+    left = [note, regular.unfinished(note)]
     for path in left:
         path.write_text("train-1")
     return left

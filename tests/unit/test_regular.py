@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import stat
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.run import blackbox, rundir
-from ddpwatch.run.regular import MOST_BYTES, NOT_REGULAR, open_regular, read_regular
+from ddpwatch.run.regular import MOST_BYTES, NOT_REGULAR, open_regular, read_regular, write_whole
 from ddpwatch.sampling.lease import Lease
 from ddpwatch.tui.settings import load_settings
 from ddpwatch.whatif.command import read_wire
@@ -127,3 +128,28 @@ def test_what_is_read_whole_is_bounded(tmp_path: Path) -> None:
         read_regular(path)
     with pytest.raises(UsageError, match="too large"):
         read_wire(path)
+
+
+def test_a_file_is_written_whole_in_place_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "note"
+    for content in (b"first", b"second"):
+        write_whole(path, content)
+        assert read_regular(path) == content
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_a_file_that_cannot_be_written_nothing_stays(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path / "folder", b"it cannot be replaced")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="No space"):
+            write_whole(tmp_path / "note", b"four")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
