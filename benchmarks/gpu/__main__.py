@@ -23,7 +23,7 @@ from ddpwatch.common.text import table
 
 FOLDER = Path(__file__).parent
 PARTS = (
-    "two_ranks", "matrix", "graphs", "captures", "illegal_access", "overlap_known", "stamp_cost", "ahead",
+    "two_ranks", "matrix", "graphs", "illegal_access", "overlap_known", "stamp_cost", "ahead",
     "overlap_blocking", "drift", "truth",
 )  # fmt: skip
 MARK = "GPU_BENCHMARK_PART"  # in the environment of all that a part starts

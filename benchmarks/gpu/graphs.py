@@ -110,15 +110,15 @@ def captured_between(watch: bool) -> Case:
     return case
 
 
-def captured_beside(watch: bool) -> Case:
-    """Another thread captures graphs, as torch allows with thread_local, while this one trains."""
+def captured_beside(watch: bool, mode: str) -> Case:
+    """Another thread captures graphs while this one trains; in mode "global", a query of any thread breaks that."""
     case, over = Case(watch), threading.Event()
 
     def capture() -> None:
         extra = torch.zeros(8, device="cuda")
         while not over.is_set():
             try:
-                with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode=mode):
                     for _ in range(50):
                         extra.add_(1)
                 case.captures["fine"] += 1
@@ -156,7 +156,8 @@ CASES: dict[str, Callable[[bool], Case]] = {
     "whole step captured": whole_step,
     "graphed module": graphed_module,
     "a capture between": captured_between,
-    "captures on another thread": captured_beside,
+    "captures on another thread, thread_local": partial(captured_beside, mode="thread_local"),
+    "captures on another thread, global": partial(captured_beside, mode="global"),
     "module compiled": compiled,
     "module compiled, reduce-overhead": partial(compiled, mode="reduce-overhead"),
     "DDP compiled": partial(compiled, inside=False),
