@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 from msgspec.structs import replace
 
@@ -99,6 +100,7 @@ class StepMatcher:
         self._leads: dict[int, _Lead] = {}
         self._groups: dict[int, int] = {}  # in which a rank issued the first collective of its newest step
         self._offsets: dict[int, int] = {}  # the run's number less the rank's own
+        self._ranks: dict[int, list[int]] = {}  # by group, a heap; with some that have left it
         self._held: dict[int, deque[Step]] = {}
         self._gone: set[int] = set()
         self._seqs: dict[int, int | None] = {}  # of each rank's newest step: what does not count is no number
@@ -112,11 +114,18 @@ class StepMatcher:
         group = self._group_of(step)
         if group is None:
             return [(step.step, step)]
-        self._groups[rank] = group
-        self._gone.discard(rank)
+        if self._groups.get(rank) != group or rank in self._gone:
+            heappush(self._ranks.setdefault(group, []), rank)
+            self._groups[rank] = group
+            self._gone.discard(rank)
         held = self._held.get(rank)
         if held is None:
             held = self._held[rank] = deque()
+        lead = self._leads.get(group)
+        follows = lead is not None and lead.rank < rank and lead.rank not in self._gone
+        if follows and not held and not self._has_to_wait(step):  # as nearly always; what comes below does the same
+            number = self._number_of(step)
+            return [] if number is None else [(number, step)]
         held.append(step)
         if self._takes_the_lead(rank, group):
             self._leads.setdefault(group, _Lead(rank)).hand_over(rank)
@@ -133,11 +142,17 @@ class StepMatcher:
         found: list[NumberedStep] = []
         for group, lead in self._leads.items():
             if lead.rank == rank:
-                peers = sorted(peer for peer in self._held if self._groups[peer] == group)
-                lead.hand_over(next((peer for peer in peers if peer not in self._gone), rank))
-                for peer in peers:
+                lead.hand_over(self._lowest_of(group, rank))
+                for peer in sorted(peer for peer, held in self._held.items() if held and self._groups[peer] == group):
                     found += self._released(peer)
         return found
+
+    def _lowest_of(self, group: int, default: int) -> int:
+        """Returns the lowest rank of a group that is still there, as far as one can tell by now."""
+        ranks = self._ranks[group]
+        while ranks and (ranks[0] in self._gone or self._groups[ranks[0]] != group):
+            heappop(ranks)
+        return ranks[0] if ranks else default
 
     def rest(self, group: int | None = None) -> list[NumberedStep]:
         """Returns the steps that are held back, of one group or of all."""

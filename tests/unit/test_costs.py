@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from ddpwatch.analysis import across_ranks
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.late.cause import REFERENCE_RANKS, _delays
+from ddpwatch.analysis.run import Run
 from ddpwatch.errors import UsageError
 from ddpwatch.export import writers
 from ddpwatch.export.chrome_trace import align
@@ -74,6 +76,26 @@ class TestSeeking:
             assert len(read) < 2 * 64 * 1.25 + 180
             decoded.append(len(read))
         assert abs(decoded[0] - decoded[1]) < 30  # a chunk more or less
+
+
+class TestEnds:
+    def test_the_end_of_a_rank_costs_the_same_however_many_there_are(self) -> None:
+        """Ranks end in order: each was the one that counted for the others."""
+
+        def cost(world: int) -> float:
+            run = Run()
+            for message in (*(frames.hello(rank, world) for rank in range(world)), frames.beat(0)):
+                run.apply_message(message, 1)
+            for number in (0, 1):
+                for rank in range(world):
+                    run.apply_message(frames.step(rank, number, comm_first_seq=2 * number, comm_seq=[0, 1]), 2 + number)
+            before = time.process_time()
+            for rank in range(world):
+                run.apply_message(frames.bye(rank), 10 + rank)
+            return (time.process_time() - before) / world
+
+        few, many = (min(cost(world) for _ in range(3)) for world in (100, 1600))
+        assert many < 6 * few
 
 
 class TestTraces:

@@ -133,7 +133,8 @@ class RankLiveness:
                     hang.settle(bye.rank, life.clock_ns(received_ns))
                     if bye.reason != "finished" and not hang.ended_ns:
                         self._deadly[bye.rank] = hang
-        self._due_ns = 0
+        if self._hangs:  # it may be over; nothing else needs a look at all ranks for each that ends
+            self._due_ns = 0
         self._check(received_ns)
 
     def node(self, node: Node) -> None:
