@@ -1,0 +1,245 @@
+"""The commands for live runs, and the doctor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddpwatch.cli.options import Ascii, Baseline, Budget, Every, Json, MaxSize, Plain, Run, Theme, app
+from ddpwatch.cli.shared import endpoint_of, is_plain, no_baseline, resolve, say
+from ddpwatch.errors import UsageError
+from ddpwatch.version import __version__
+
+if TYPE_CHECKING:
+    from ddpwatch.run.rundir import RunInfo
+
+USES_RUN_DIRECTORY = {None, "_stdio", "attach", "ls", "metrics", "record", "run", "whatif"}
+
+
+def _say_fallback() -> None:
+    from ddpwatch.run import rundir
+
+    if note := rundir.fallback():
+        say(f"ddpwatch: {note}")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ddpwatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def watch_newest(
+    context: typer.Context,
+    plain: Plain = False,
+    theme: Theme = None,
+    ascii_only: Ascii = None,
+    baseline: Baseline = None,
+    budget: Budget = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Watch PyTorch data-parallel training live.
+
+    Without a command, attach to your newest run on this machine, or wait for one.
+    """
+    if context.invoked_subcommand in USES_RUN_DIRECTORY:
+        _say_fallback()
+    if context.invoked_subcommand is None:
+        _show(None, None, plain, theme, ascii_only, baseline, budget)
+
+
+@app.command()
+def attach(
+    run: Run = None,
+    plain: Plain = False,
+    theme: Theme = None,
+    ascii_only: Ascii = None,
+    baseline: Baseline = None,
+    budget: Budget = None,
+) -> None:
+    """Attach to a live run."""
+    info, endpoint = resolve(run)
+    _show(info, endpoint, plain, theme, ascii_only, baseline, budget)
+
+
+@app.command("_stdio", hidden=True)
+def stdio(run: Run = None) -> None:
+    """Pass on a live run's frames: the other end of `ddpwatch attach ssh://…`."""
+    from ddpwatch.run import rundir
+    from ddpwatch.viewer.live_source import SILENCE_S
+    from ddpwatch.viewer.over_ssh.relay import Relay
+
+    info = rundir.newest_run() if run is None else rundir.find(run)
+    if info is None:
+        raise UsageError(f"no live run in {rundir.directory()}", "DDPWATCH_DIR chooses another directory")
+    relay = Relay(info)
+    try:
+        relay.run(SILENCE_S)
+    finally:
+        relay.close()
+
+
+@app.command()
+def ls(as_json: Json = False) -> None:
+    """List the live runs on this machine."""
+    from ddpwatch.run import rundir
+    from ddpwatch.viewer.plain import run_table
+
+    runs = rundir.live_runs()
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(runs).decode())
+    elif listed := [*runs, *rundir.runs_elsewhere()]:
+        print("\n".join(run_table(listed)))
+    else:
+        say(f"no live run in {rundir.directory()}")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Show what works here, what is missing, and what to do.
+
+    Exit with 1 if ddpwatch cannot watch here.
+    """
+    import signal
+
+    from ddpwatch.doctor.report import print_report
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the self-test leaves nothing behind
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    raise typer.Exit(not print_report(as_json, partial(print, flush=True)))
+
+
+@app.command(context_settings={"ignore_unknown_options": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. -- torchrun … train.py")],
+    record_to: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Record to FILE.")] = None,
+    max_size: MaxSize = None,
+    every: Every = 1,
+    headless: Annotated[bool, typer.Option("--headless", help="Print lines instead of the dashboard.")] = False,
+    budget: Budget = None,
+) -> None:
+    """Run a job and watch it, without changing its script.
+
+    The exit code is the job's.
+    """
+    from ddpwatch.launch import Launch, run_headless, run_unwatched, run_with_dashboard, why_unwatched
+    from ddpwatch.recording.limits import environment_of
+    from ddpwatch.sampling.lease import parse_budget
+
+    plain = is_plain(headless)
+    budget_ppm = parse_budget(budget, looked_at=not plain or sys.stderr.isatty())
+    if record_to is None and (max_size is not None or every != 1):
+        raise UsageError("--max-size and --every need a recording", "add --record FILE")
+    if why := why_unwatched():
+        run_unwatched(command, why)
+    launch = Launch(command, record_to, environment_of(max_size, every))
+    show = run_headless if plain else run_with_dashboard
+    raise typer.Exit(show(launch, budget_ppm))
+
+
+@app.command()
+def record(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The recording to write.")],
+    run: Run = None,
+    duration: Annotated[float | None, typer.Option(metavar="S", min=0, help="Stop after S seconds.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N more steps.")] = None,
+    max_size: MaxSize = None,
+    every: Every = 1,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="PERCENT", help="Let watching cost up to PERCENT of a step while you record."),
+    ] = None,
+) -> None:
+    """Record a running job until it ends or you press Ctrl-C."""
+    from ddpwatch.recording.limits import environment_of, limits_from_environment
+    from ddpwatch.sampling.lease import parse_budget
+    from ddpwatch.viewer.capture import capture
+    from ddpwatch.viewer.live_source import LiveSource, may_go_on
+
+    budget_ppm = parse_budget(budget, looked_at=False)
+    limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
+    info, endpoint = resolve(run)
+    publish = endpoint_of(info, endpoint)
+    source = LiveSource(publish, budget_ppm, as_sent=True)
+    frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish))
+    if source.trouble:
+        say(f"ddpwatch: {source.trouble}")
+    say(f"{output}: {frames} frames")
+
+
+@app.command()
+def metrics(
+    run: Run = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", metavar="HOST:PORT", help="Serve Prometheus there (default without --otlp: 127.0.0.1:9464)."
+        ),
+    ] = None,
+    otlp: Annotated[
+        str | None, typer.Option("--otlp", metavar="URL", help="Push to this OpenTelemetry collector (OTLP over HTTP).")
+    ] = None,
+) -> None:
+    """Export a live run's figures to Prometheus or OpenTelemetry.
+
+    Without RUN, follow the newest run, and the next ones, until you press Ctrl-C.
+    """
+    import signal
+
+    from ddpwatch.metrics.follow import export
+    from ddpwatch.metrics.prometheus import DEFAULT_LISTEN
+
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # pushes what is left
+    info, endpoint = resolve(run)
+    export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp)
+
+
+def _show(
+    info: RunInfo | None,
+    endpoint: str | None,
+    plain: bool,
+    theme: str | None,
+    ascii_only: bool | None,
+    baseline: Path | None,
+    budget: str | None,
+) -> None:
+    from ddpwatch.sampling.lease import parse_budget
+
+    plain = is_plain(plain)
+    budget_ppm = parse_budget(budget, looked_at=not plain or sys.stdout.isatty())
+    if plain:
+        no_baseline(baseline)
+        from ddpwatch.viewer.plain import follow
+
+        follow(info, endpoint, budget_ppm)
+        return
+    from ddpwatch.run import rundir
+    from ddpwatch.tui.app import run_dashboard
+    from ddpwatch.tui.feed import AttachSpec
+    from ddpwatch.viewer.live_source import LiveSource
+    from ddpwatch.viewer.over_ssh.address import SCHEME
+
+    sources = {}
+    if endpoint is not None and endpoint.startswith(SCHEME):  # ssh may ask for a password before the dashboard opens
+        sources[endpoint] = LiveSource(endpoint, budget_ppm)
+    live = AttachSpec(
+        run=info,
+        endpoint=endpoint,
+        list_ended=rundir.last_views,
+        open_source=lambda name: sources.pop(name, None) or LiveSource(name, budget_ppm),
+    )
+    try:
+        run_dashboard(live, theme, ascii_only, baseline)
+    finally:
+        for source in sources.values():
+            source.close()

@@ -1,0 +1,47 @@
+"""The command line's app, and the arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="ddpwatch",
+    add_completion=False,
+    no_args_is_help=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Theme = Annotated[
+    str | None, typer.Option("--theme", metavar="NAME", help="Colours: auto, dark, light, contrast, ansi or none.")
+]
+Ascii = Annotated[bool | None, typer.Option("--ascii/--no-ascii", help="Draw with ASCII characters only.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Print plain lines (default without a terminal).")]
+Baseline = Annotated[
+    Path | None, typer.Option("--baseline", metavar="FILE", help="Compare with this recording (view 6).")
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", metavar="PERCENT", help="Let watching cost up to PERCENT of a step while you look (default: 1)."
+    ),
+]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap), or a directory of rank files.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="A:B", help="Only steps A to B-1, e.g. 100:200.")]
+Ranks = Annotated[str | None, typer.Option("--ranks", metavar="LIST", help="Only these ranks, e.g. 0,4-7.")]
+MaxSize = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Cap the recording, e.g. at 2GB, by removing its oldest parts.")
+]
+Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep the hook fires of every Nth step only.")]
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Run id or its start, ssh://[USER@]NODE[:PORT][/RUN], or an ipc:// endpoint (default: newest run).",
+    ),
+]
