@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.whatif.answer import Prediction, WhatIfAnswer
 from ddpwatch.whatif.command import answer, recorded_in
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.whatif.text import render_whatif
@@ -68,25 +68,25 @@ def close_the_circle(folder: Path, in_namespaces: bool, steps: int) -> int:
     if best is None:
         print("no cap gains enough to be worth trying")
         return 0
-    print(f"\ntraining again: {best['code']}", flush=True)
-    after = train(folder / "after.mcap", best["cap_mib"], in_namespaces, steps)
+    print(f"\ntraining again: {best.code}", flush=True)
+    after = train(folder / "after.mcap", best.cap_mib, in_namespaces, steps)
     print(outcome(best, recorded_in(after)[0].measured_ns / NS_PER_MS))
     return 0
 
 
-def best_cap(found: dict[str, Any]) -> dict[str, Any] | None:
+def best_cap(found: WhatIfAnswer) -> Prediction | None:
     """The scenario that gains most, if it is worth trying."""
-    worth = [scenario for scenario in found["scenarios"] if scenario["gain"] > LEAST_GAIN]
-    return max(worth, key=lambda scenario: scenario["gain"], default=None)
+    worth = [scenario for scenario in found.scenarios if scenario.gain > LEAST_GAIN]
+    return max(worth, key=lambda scenario: scenario.gain, default=None)
 
 
-def outcome(best: dict[str, Any], measured_ms: float) -> str:
+def outcome(best: Prediction, measured_ms: float) -> str:
     """What was predicted and what was measured, in one line."""
-    place = "within" if best["low"] <= measured_ms <= best["high"] else "outside"
-    gained = 1 - measured_ms / (best["step_ms"] + best["gain_ms"])
+    place = "within" if best.low <= measured_ms <= best.high else "outside"
+    gained = 1 - measured_ms / (best.step_ms + best.gain_ms)
     return (
-        f"{best['change']}: predicted {best['step_ms']:.0f} ms ({best['low']:.0f} to {best['high']:.0f}), "
-        f"measured {measured_ms:.0f} ms, {place} that; the prediction is {best['step_ms'] / measured_ms - 1:+.1%} off, "
+        f"{best.change}: predicted {best.step_ms:.0f} ms ({best.low:.0f} to {best.high:.0f}), "
+        f"measured {measured_ms:.0f} ms, {place} that; the prediction is {best.step_ms / measured_ms - 1:+.1%} off, "
         f"and a step is {gained:.0%} shorter than before"
     )
 

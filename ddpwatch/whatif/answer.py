@@ -11,10 +11,9 @@ import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from statistics import NormalDist, stdev
-from typing import Any
 
+from ddpwatch.analysis.diagnosis.figures import Figures
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import MIB
@@ -39,8 +38,7 @@ MOST_GUESS = 0.10  # of the step: what a slower link or PowerSGD may be off by (
 NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(Figures, frozen=True):
     """One change. Times in ms; ``gain`` is the share of the measured step that goes away.
 
     ``low`` and ``high`` are the 90 % interval of another run's mean step. ``gain_low_ms`` is what is gained at least
@@ -63,6 +61,38 @@ class Prediction:
     why: str
     assumes: str
     code: str
+
+
+class ReplayedSetting(Figures, frozen=True):
+    """The recorded setting, measured and replayed; ``error`` is by how much the replay is off, as a share."""
+
+    step_ms: float
+    measured_ms: float
+    measured_p90_ms: float
+    error: float
+    exposed_ms: float
+
+
+class Refused(Figures, frozen=True):
+    """A change that the run carries no prediction of, and why."""
+
+    change: str
+    why: str
+
+
+class WhatIfAnswer(Figures, frozen=True):
+    """The answer, as ``ddpwatch whatif --json`` prints it.
+
+    Attributes:
+        steps: How many full steps it rests on; ``left_out`` are older ones.
+        scenarios: Best first.
+    """
+
+    steps: int
+    left_out: int
+    replayed: ReplayedSetting
+    scenarios: Sequence[Prediction]
+    refused: Sequence[Refused]
 
 
 class WhatIf:
@@ -265,22 +295,22 @@ class WhatIf:
             yield Change(no_input=True)
         yield Change(perfect=True)
 
-    def document(self, predictions: Sequence[Prediction]) -> dict[str, Any]:
-        """Returns all of it as JSON."""
+    def answer(self, predictions: Sequence[Prediction]) -> WhatIfAnswer:
+        """Returns the predictions, with what they rest on and what was refused."""
         measured = self.recorded.measured_ns
-        return {
-            "steps": len(self.recorded.steps),
-            "left_out": self.recorded.left_out,
-            "replayed": {
-                "step_ms": self.replayed.mean / NS_PER_MS,
-                "measured_ms": measured / NS_PER_MS,
-                "measured_p90_ms": _p90(self._durations) / NS_PER_MS,
-                "error": self.replayed.mean / measured - 1,
-                "exposed_ms": sum(self.replayed.exposed) / NS_PER_MS,
-            },
-            "scenarios": [asdict(prediction) for prediction in predictions],
-            "refused": [{"change": change, "why": why} for change, why in self.refused],
-        }
+        return WhatIfAnswer(
+            steps=len(self.recorded.steps),
+            left_out=self.recorded.left_out,
+            replayed=ReplayedSetting(
+                step_ms=self.replayed.mean / NS_PER_MS,
+                measured_ms=measured / NS_PER_MS,
+                measured_p90_ms=_p90(self._durations) / NS_PER_MS,
+                error=self.replayed.mean / measured - 1,
+                exposed_ms=sum(self.replayed.exposed) / NS_PER_MS,
+            ),
+            scenarios=predictions,
+            refused=[Refused(change, why) for change, why in self.refused],
+        )
 
 
 def has_cap_list(torch: str) -> bool:

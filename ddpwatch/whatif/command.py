@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run.regular import read_regular
-from ddpwatch.whatif.answer import WhatIf
+from ddpwatch.whatif.answer import WhatIf, WhatIfAnswer
 from ddpwatch.whatif.recorded import Recorded, recorded_of
 from ddpwatch.whatif.scenarios import Change, parse_hook
 from ddpwatch.whatif.wire import Wire, parse_wire
@@ -126,22 +126,22 @@ def read_wire(file: Path) -> Wire:
         ) from None
 
 
-def answer(recorded: Recorded, changes: Sequence[Change], wire: Wire | None = None) -> dict[str, Any]:
+def answer(recorded: Recorded, changes: Sequence[Change], wire: Wire | None = None) -> WhatIfAnswer:
     """Returns the answer, as ``ddpwatch whatif --json`` prints it; without changes, to what is worth trying."""
     asked = WhatIf(recorded, wire)
     if not changes:
         asked.note_what_is_missing()
-    return asked.document(asked.ask(list(changes) or list(asked.default_changes())))
+    return asked.answer(asked.ask(list(changes) or list(asked.default_changes())))
 
 
-def check_answered(found: dict[str, Any]) -> None:
+def check_answered(found: WhatIfAnswer) -> None:
     """Passes if anything was predicted.
 
     Raises:
         UsageError: All that was asked for was refused. Changes with one reason are named together.
     """
     reasons: dict[str, list[str]] = {}
-    for refused in found["refused"]:
-        reasons.setdefault(refused["why"], []).append(refused["change"])
-    if not found["scenarios"]:
+    for refused in found.refused:
+        reasons.setdefault(refused.why, []).append(refused.change)
+    if not found.scenarios:
         raise UsageError("not predicted: " + "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items()))

@@ -2,58 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from ddpwatch.common.text import clean, number, percent, table
+from ddpwatch.whatif.answer import Prediction, WhatIfAnswer
 
 BOUND = "(the bound)"
 
 
-def render_whatif(answer: dict[str, Any], everything: bool) -> str:
+def render_whatif(answer: WhatIfAnswer, everything: bool) -> str:
     """Returns the answer as a table, then a reason per change.
 
     Args:
         answer: What `ddpwatch.whatif.command.answer` returns.
         everything: Show all changes, and not only the best.
     """
-    shown = answer["scenarios"] if everything else _best(answer["scenarios"])
+    shown = answer.scenarios if everything else _best(answer.scenarios)
     lines = [_head(answer), ""]
     if shown:
         lines += table(["step ms", "90 % interval", "gain ms", "gain", "change"], [_row(found) for found in shown])
         lines += ["", *(line for found in shown for line in _reasons(found))]
     elif not everything:
         lines.append("nothing that was tried makes the step faster")
-    lines += [f"not predicted: {refused['change']}: {refused['why']}" for refused in answer["refused"]]
+    lines += [f"not predicted: {refused.change}: {refused.why}" for refused in answer.refused]
     return "\n".join(map(clean, lines))
 
 
-def _head(answer: dict[str, Any]) -> str:
-    replayed, steps, left_out = answer["replayed"], answer["steps"], answer["left_out"]
+def _head(answer: WhatIfAnswer) -> str:
+    replayed, steps, left_out = answer.replayed, answer.steps, answer.left_out
     used = f"the newest {steps} of {steps + left_out}" if left_out else f"{steps}"
     return (
-        f"measured {number(replayed['measured_ms'])} ms a step, over {used} full steps; "
-        f"replayed {number(replayed['step_ms'])} ms ({100 * replayed['error']:+.1f} %)"
+        f"measured {number(replayed.measured_ms)} ms a step, over {used} full steps; "
+        f"replayed {number(replayed.step_ms)} ms ({100 * replayed.error:+.1f} %)"
     )
 
 
-def _best(scenarios: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _best(scenarios: Sequence[Prediction]) -> Sequence[Prediction]:
     """Returns the changes that gain most, the best of all caps, and the bound."""
-    found: list[dict[str, Any]] = []
+    found: list[Prediction] = []
     for scenario in scenarios:
-        again = scenario["cap_mib"] is not None and any(other["cap_mib"] is not None for other in found)
-        if scenario["gain_ms"] > 0 and not again and BOUND not in scenario["change"]:
+        again = scenario.cap_mib is not None and any(other.cap_mib is not None for other in found)
+        if scenario.gain_ms > 0 and not again and BOUND not in scenario.change:
             found.append(scenario)
-    bound = [scenario for scenario in scenarios if BOUND in scenario["change"]]
+    bound = [scenario for scenario in scenarios if BOUND in scenario.change]
     return found[:5] + bound
 
 
-def _row(found: dict[str, Any]) -> list[str]:
-    interval = f"{number(found['low'])} to {number(found['high'])}"
-    return [number(found["step_ms"]), interval, number(found["gain_ms"]), percent(found["gain"], 1), found["change"]]
+def _row(found: Prediction) -> list[str]:
+    interval = f"{number(found.low)} to {number(found.high)}"
+    return [number(found.step_ms), interval, number(found.gain_ms), percent(found.gain, 1), found.change]
 
 
-def _reasons(found: dict[str, Any]) -> list[str]:
-    lines = [f"{found['change']}: {found['why']}"]
-    lines += [f"  {found['code']}"] if found["code"] else []
-    lines += [f"  assumes: {found['assumes']}"] if found["assumes"] else []
+def _reasons(found: Prediction) -> list[str]:
+    lines = [f"{found.change}: {found.why}"]
+    lines += [f"  {found.code}"] if found.code else []
+    lines += [f"  assumes: {found.assumes}"] if found.assumes else []
     return lines

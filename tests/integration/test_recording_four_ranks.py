@@ -61,7 +61,7 @@ def test_what_if_knows_the_buckets_and_reproduces_the_run(recorded: Path) -> Non
     assert found.by_parameter, found.why_not
     assert not notes
     assert recorded_limits(found) is not None
-    assert abs(answer(found, [Change(cap_mib=1.0)])["replayed"]["error"]) < 0.05
+    assert abs(answer(found, [Change(cap_mib=1.0)]).replayed.error) < 0.05
 
 
 def test_a_sweep_writes_what_what_if_reads(recorded: Path, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_sweep_writes_what_what_if_reads(recorded: Path, tmp_path: Path) -> No
     assert len(wire.sizes) >= FEWEST_SIZES  # on a slow machine, the largest ones do not fit into two seconds
     assert all((size.pair_ms is None) == (size.nbytes < LARGE_BYTES) for size in wire.sizes)
     found, _ = recorded_in(recorded)
-    assert len(answer(found, [Change(cap_mib=1.0)], wire)["scenarios"]) == 1
+    assert len(answer(found, [Change(cap_mib=1.0)], wire).scenarios) == 1
 
 
 def test_tables_and_report_agree(recorded: Path) -> None:

@@ -194,7 +194,7 @@ async def test_every_view(recording, rows, truth):
         agree("buckets", buckets_on(screen_text(app)), bucket_truth(report), 12)
         await pilot.press("8")
         await until(pilot, lambda: app.views.whatif._model.answer and not app.view.pending)
-        found = answer(recorded_in(recording)[0], [])
+        found = answer(recorded_in(recording)[0], []).as_json()
         agree("what if", changes_on(screen_text(app), found["scenarios"]), whatif_truth(found), 13)
 
 

@@ -427,10 +427,10 @@ def test_the_more_ranks_the_fewer_steps_are_used_and_the_answer_says_how_many(mo
     assert [FULL.of(ranks) for ranks in (2, 64, 1024, 8192)] == [512, 64, 8, 8]
     monkeypatch.setattr("ddpwatch.whatif.recorded.FULL", StepLimit(512, 40, 8))
     asked = built(JOB.but(ranks=4, steps=40).messages())
-    found = asked.document([])
-    assert found["steps"] == 10
-    assert found["left_out"] > 20
-    assert f"over the newest 10 of {10 + found['left_out']} full steps;" in render_whatif(found, everything=True)
+    found = asked.answer([])
+    assert found.steps == 10
+    assert found.left_out > 20
+    assert f"over the newest 10 of {10 + found.left_out} full steps;" in render_whatif(found, everything=True)
 
 
 def test_what_is_left_out_makes_a_mean_less_certain() -> None:

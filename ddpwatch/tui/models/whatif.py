@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.errors import UsageError
 from ddpwatch.viewer.state import RunState
-from ddpwatch.whatif.answer import Prediction, WhatIf
+from ddpwatch.whatif.answer import Prediction, WhatIf, WhatIfAnswer
 from ddpwatch.whatif.recorded import FULL, RecordedBuilder
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.wire.messages import Hello, Layout, Message
@@ -187,7 +187,7 @@ class Predictor:
             found += [Scenario(_kind(change), prediction) for prediction in asked.ask([change])]
             if self._stopped.wait(REST_S):
                 break
-        return _answer_of(asked.document([]), found, asked.refused)
+        return _answer_of(asked.answer([]), found)
 
 
 def _kind(change: Change) -> str:
@@ -200,15 +200,15 @@ def _kind(change: Change) -> str:
     return "option" if change.bucket_view or change.static_graph else "other"
 
 
-def _answer_of(document: dict[str, Any], found: Sequence[Scenario], refused: Sequence[tuple[str, str]]) -> Answer:
-    replayed = document["replayed"]
+def _answer_of(asked: WhatIfAnswer, found: Sequence[Scenario]) -> Answer:
+    replayed = asked.replayed
     return Answer(
-        measured_ms=replayed["measured_ms"],
-        exposed_ms=replayed["exposed_ms"],
-        error=replayed["error"],
-        steps=document["steps"],
+        measured_ms=replayed.measured_ms,
+        exposed_ms=replayed.exposed_ms,
+        error=replayed.error,
+        steps=asked.steps,
         scenarios=sorted(found, key=_place),
-        refused="; ".join(f"{change}: {why}" for change, why in refused),
+        refused="; ".join(f"{refused.change}: {refused.why}" for refused in asked.refused),
     )
 
 

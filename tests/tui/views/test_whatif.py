@@ -40,7 +40,7 @@ async def asked(pilot, messages):
 
 class TestView:
     async def test_the_figures_are_those_of_the_command(self, messages, tmp_path):
-        said = answer(recorded_in(ended_recording(tmp_path / "run.mcap", messages))[0], [])
+        said = answer(recorded_in(ended_recording(tmp_path / "run.mcap", messages))[0], []).as_json()
         app = app_on()
         async with app.run_test(size=(200, 50)) as pilot:
             text = await asked(pilot, messages)
