@@ -46,7 +46,6 @@ from ddpwatch.wire.messages import (
     Step,
 )
 
-KEEP_JUDGED = KEEP_STEPS  # newest watched steps: their waits, and those since, may turn out to be one rank's doing
 MOST_SPLITS = 16_384  # with the unwatched steps between them
 WATCHED_PHASES = ("data", "between", "forward", "backward")
 LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
@@ -83,7 +82,8 @@ class Diagnosis:
         self._hosts: dict[int, Host] = {}
         self._causes: dict[tuple[int, int], tuple[int, DeviceCause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=MOST_SPLITS)
-        self._judged: deque[int] = deque(maxlen=KEEP_JUDGED)  # the newest watched steps
+        # The newest watched steps: their waits, and those since, may turn out to be one rank's doing
+        self._judged: deque[int] = deque(maxlen=KEEP_STEPS)
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
         self._looked: _Look | None = None  # at what is known so far
 

@@ -7,6 +7,7 @@ INPUT_SHARE = 0.04  # of a step
 WORTH_SHARE = 0.01  # of a step: a late rank that costs less is no warning
 
 OVER_SHARE = 0.7  # of what an incident starts at: below that, it is over
+KEEP_ENDED = 64  # of what slowed all ranks and is over, by kind
 ENOUGH_STEPS = 8  # for a first verdict
 
 # Of device causes. Below these shares of the time, a rank is not late by `LATE_SHARE` of a step.

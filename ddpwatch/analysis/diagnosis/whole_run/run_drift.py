@@ -10,7 +10,7 @@ from statistics import fmean
 
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
-from ddpwatch.analysis.diagnosis.thresholds import OVER_SHARE
+from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED, OVER_SHARE
 from ddpwatch.analysis.diagnosis.whole_run.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.words.sentences import drift_sentence
 
@@ -21,7 +21,6 @@ KEEP_BLOCKS = 256
 GROWTH = 0.15  # at least
 RISING = 0.8  # Kendall's tau, at least
 JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
-KEEP_ENDED = 64
 
 
 class RunDrift:

@@ -11,6 +11,7 @@ from statistics import median
 from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENIED
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED
 from ddpwatch.analysis.diagnosis.whole_run.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.words.sentences import slower_sentence
 
@@ -20,7 +21,6 @@ BEFORE = 16  # blocks before these, all but one of them faster: the slowdown may
 FEWEST_BEFORE = 4
 SLOWER = 1.15  # a step takes so many times as long
 AS_BEFORE = 1.07  # below that, it is over
-KEEP_ENDED = 64
 _BY_OTHERS = (*DENIED, CPU_PRESSURE.name)  # who had the cores, the CPU time or the memory
 
 

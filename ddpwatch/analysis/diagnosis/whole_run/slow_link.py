@@ -13,6 +13,7 @@ from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED
 from ddpwatch.analysis.diagnosis.words.sentences import link_sentence
 from ddpwatch.common.statistics import RollingMedian
 
@@ -24,7 +25,6 @@ SHARE = 0.03  # of a step longer, at least
 KEEP = 64  # full steps
 GONE = 1024  # steps without a transfer, after which a group is forgotten
 KEEP_SPLITS = 256
-KEEP_ENDED = 64
 
 
 class _Transfers(NamedTuple):

@@ -13,7 +13,7 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Kind, ModuleBucket
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE, OVER_SHARE
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, EXPOSED_SHARE, INPUT_SHARE, KEEP_ENDED, OVER_SHARE
 from ddpwatch.analysis.diagnosis.whole_run.run_drift import RunDrift
 from ddpwatch.analysis.diagnosis.whole_run.slow_device import SlowDevice
 from ddpwatch.analysis.diagnosis.whole_run.slow_link import SlowLink
@@ -29,7 +29,6 @@ from ddpwatch.common.statistics import RollingMedian
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
 AGAIN = 256  # steps from one to the next, up to which they are one incident
-KEEP_ENDED = 64
 
 
 @dataclass(slots=True)
