@@ -9,10 +9,9 @@ import heapq
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife, blame, counts_of
-from ddpwatch.analysis.diagnosis.hangs.call_stack import call_stack
+from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
 from ddpwatch.analysis.diagnosis.hangs.sentences import death_message, hang_message, mismatch_message, past_hang_message
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, end_of
 from ddpwatch.analysis.groups import Groups
@@ -369,7 +368,7 @@ class RankLiveness:
         }
         return stacks, silent
 
-    def _fresh(self, ranks: Iterable[int]) -> Iterator[tuple[int, Any]]:
+    def _fresh(self, ranks: Iterable[int]) -> Iterator[tuple[int, CallStack]]:
         """Yields the stacks that ranks have taken since they have been standing still."""
         for rank in ranks:
             life = self._lives[rank]
