@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 HOSTS, LATE = len(SKEWS_S), 3  # one rank on each; the late one
 LATE_MS, LAYER = 60, "blocks.0.mlp"
+QUIET_NS = 10_000_000  # so late are ranks that share cores, without being named
 NAMES_A_RANK = ("straggler", "intermittent", "drift", "slow_input", "pause", "slow_host", "hang", "death")
 MODEL = ("--model", "gpt:width=32,layers=2,heads=2", "--bucket-cap-mb", "0.05", "--batch-size", "4")
 STEPS, CLOCKS_S = 200, 120
@@ -44,6 +45,7 @@ def test_who_is_late_across_hosts_and_by_how_much_is_true(injected: bool) -> Non
     with network(HOSTS) as hosts:
         file = _trained(hosts, injected)
         report, late, right = report_of(file), _lateness(file), _last_named(file)
+        steps = list(_steps(file))
         bucket = _bucket(file)
     named = [row for row in report.incidents if row.kind in NAMES_A_RANK and row.ranks]
     medians = ", ".join(f"{median(values) / NS_PER_MS:.2f}" for values in zip(*late, strict=True))
@@ -51,8 +53,9 @@ def test_who_is_late_across_hosts_and_by_how_much_is_true(injected: bool) -> Non
     assert late
     assert all(abs(stated - true) <= error for stated, error, true in late)
     assert all(right)
-    if not injected:
-        assert named == []
+    if not injected:  # four ranks share this machine's cores: one may be late
+        ranks = {rank for row in named for rank in row.ranks}
+        assert all(median(_truly_late(step, rank) for step in steps) > QUIET_NS for rank in ranks)
         return
     assert {tuple(row.ranks) for row in named} == {(LATE,)}
     assert {row.host for row in report.ranks if row.rank == LATE} == {f"host{LATE}"}
@@ -84,8 +87,8 @@ def _lateness(file: Path) -> list[tuple[int, int, int]]:
     return [(step.skew.late[LATE], step.skew.error, _truly_late(step)) for step in _steps(file)]
 
 
-def _truly_late(step: StepAcrossRanks) -> int:
-    return max(launches[LATE] - min(launches) for launches in _launches(step))
+def _truly_late(step: StepAcrossRanks, rank: int = LATE) -> int:
+    return max(launches[rank] - min(launches) for launches in _launches(step))
 
 
 def _last_named(file: Path) -> list[bool]:
