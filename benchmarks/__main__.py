@@ -65,7 +65,7 @@ def main() -> int:
         if code:
             failed.append(name)
         else:
-            about = f"`{PLAN[name]}`, {machine()}, {(time.monotonic() - started) / 60:.0f} minutes:"
+            about = f"`{PLAN[name]}`, {machine()}, {(time.monotonic() - started) / 60:.0f} min:"
             RESULTS.write_text(with_table(RESULTS.read_text(), name, f"{about}\n\n```\n{printed.strip()}\n```"))
     print(f"failed: {', '.join(failed)}" if failed else "cut" if cut else f"written: {RESULTS}", file=sys.stderr)
     return int(bool(failed or cut))
