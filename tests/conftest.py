@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.support import process_count
@@ -19,6 +20,8 @@ from tests.support.fork_server import TESTS, ForkServer, heed_signals
 from tests.support.jobs import forked_command
 
 ID_LENGTH = 100
+hypothesis.settings.register_profile("no limit of time: a loaded machine takes long", deadline=None)
+hypothesis.settings.load_profile("no limit of time: a loaded machine takes long")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.tui.models.lanes import picked, step_lanes
@@ -240,7 +240,6 @@ def rasterised(lane, axis):
         yield upper, {"waits": "waits-exposed", "none": "none"}.get(lower, "exposed") if exposed else lower
 
 
-@settings(deadline=None)
 @given(MOMENTS, LENGTHS, LENGTHS, st.integers(20, 200))
 def test_dense_cells_are_those_of_the_plain_rules(launches, lengths, late, width):
     model = lanes_of(hello(0), hello(1), *crowd(launches, lengths, late))

@@ -52,7 +52,7 @@ def runs(draw):
     return messages
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(runs())
 def test_accounts_add_up_to_the_last_nanosecond(messages):
     state = state_of([hello(0, 3), hello(1, 3), hello(2, 3), *messages, bye()])

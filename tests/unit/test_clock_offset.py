@@ -46,7 +46,7 @@ slack = st.integers(0, 20 * MS)
     st.floats(-MAX_DRIFT_PPM, MAX_DRIFT_PPM),
     st.lists(st.tuples(st.integers(1, 40_000), slack, slack), min_size=1, max_size=30),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_truth_is_inside_after_every_sample(ppm: float, samples: list[tuple[int, int, int]]) -> None:
     """Between samples a millisecond or 40 s pass; the interval also holds for what comes after them."""
     offset, truth, at = ClockOffset(), drifting(ppm), 0
@@ -117,7 +117,7 @@ def test_the_interval_is_no_wider_than_the_shortest_transfers() -> None:
 
 
 @given(st.floats(-100, 100), st.integers(60 * MS, 10**15), st.booleans(), st.integers(1, 400))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_jump_starts_an_epoch(ppm: float, size: int, back: bool, before: int) -> None:
     """The first sample after it shows the jump, as it is longer than any transfer; then the truth is inside again."""
     steady = drifting(ppm)
@@ -169,7 +169,7 @@ wild = st.builds(Bound, st.integers(-(1 << 62), 1 << 62), st.integers(-(1 << 63)
 
 
 @given(st.lists(st.lists(wild, max_size=3), max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_bound_is_an_error(found: list[list[Bound]]) -> None:
     offset = ClockOffset()
     for bounds in found:

@@ -176,7 +176,7 @@ LAUNCHES = st.lists(st.integers(0, 80).map(lambda tenth: 40 + tenth / 10), min_s
     st.lists(LAUNCHES, min_size=1, max_size=12),
     st.dictionaries(HOST, st.floats(-50, 50)),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_truth_is_inside(hosts: tuple[str, ...], steps: list[list[float]], drifts: dict[str, float]) -> None:
     """Of every step, however few there are: late, wait, transfer, and who was last."""
     drifts.pop(hosts[0], None)
@@ -414,7 +414,7 @@ def test_pings_hold_the_truth_for_an_hour(ppm: float) -> None:
         st.tuples(st.integers(1, 30_000), st.integers(US, 20 * MS), st.integers(US, 20 * MS)), min_size=1, max_size=20
     ),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_pings_hold_the_truth_whatever_the_ways_take(ppm: float, pings: list[tuple[int, int, int]]) -> None:
     domains, at = ClockDomains(), 0
     ahead = lambda at: -(10**15) + round(at * ppm * 1e-6)  # noqa: E731

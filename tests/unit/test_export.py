@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import inspect
 from msgspec.structs import replace
@@ -105,7 +105,6 @@ def test_on_clocks_that_cannot_be_compared_nothing_is_a_wait(tmp_path: Path) -> 
     assert {e["args"]["wait_ms"] for e in events if e.get("cat") == "communication"} == {None}
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**15), st.lists(st.integers(1, 10**9), min_size=2, max_size=2))
 @example(546_870_464_308, [1_000, 68_192_107_114])
 def test_perfetto_reads_every_time_to_the_nanosecond(start: int, lengths: list[int]) -> None:
@@ -203,7 +202,6 @@ def test_any_number_of_buckets_is_in_flight(tmp_path: Path) -> None:
 SPANS = st.lists(st.tuples(st.integers(-50, 50), st.integers(0, 30)), max_size=30)
 
 
-@settings(deadline=None)  # a loaded machine takes long
 @given(SPANS)
 def test_marks_nest_whatever_their_times(spans: list[tuple[int, int]]) -> None:
     marks = [Mark(rank=0, name="m", start_ns=start * MS, end_ns=(start + ms) * MS) for start, ms in spans]

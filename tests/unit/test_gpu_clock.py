@@ -119,7 +119,7 @@ def test_the_truth_is_inside_the_stated_error(gpu: Callable[..., Gpu], ppm: floa
     events=st.integers(2, 8),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_so_it_is_whatever_the_job(
     ppm: float, busy_ms: int, host_ms: int, period: int, lost: int, events: int, seed: int
 ) -> None:
@@ -263,7 +263,7 @@ def test_a_million_steps() -> None:
     period=st.sampled_from([0, 20, 100]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_small_jump_costs_what_it_is(
     jump_us: int, forward: bool, ppm: float, host_ms: int, period: int, seed: int
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -63,7 +63,6 @@ def of_ranks(count: int, number: int) -> st.SearchStrategy[tuple[Step, ...]]:
 
 
 @given(st.tuples(st.integers(1, 5), COUNT).flatmap(lambda drawn: of_ranks(*drawn)))
-@settings(deadline=None)
 def test_any_steps_come_back_as_they_were(ranks: tuple[Step, ...]) -> None:
     assert expand(packed(*ranks)) == list(ranks)
 
@@ -115,7 +114,6 @@ def test_hooks_are_left_out_later() -> None:
 
 
 @given(st.binary(max_size=200), st.integers(1, 3))
-@settings(deadline=None)
 def test_garbage_is_refused(garbage: bytes, ranks: int) -> None:
     for content in (garbage, zstandard.compress(garbage)):
         with pytest.raises(FrameError):
@@ -123,7 +121,6 @@ def test_garbage_is_refused(garbage: bytes, ranks: int) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_a_damaged_message_is_refused_or_gives_valid_steps(chance: random.Random) -> None:
     message = packed(step(0), step(1, late_ms=3))
     content = bytearray(zstandard.decompress(message.packed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpwatch.collector.node_steps import HOLD_NS, HOLD_STEPS, WHOLE_STEPS, NodeStepPacker
@@ -106,7 +106,6 @@ def test_hook_fires_go_up_of_the_rank_that_launched_last_and_of_all_now_and_then
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_no_step_is_lost_or_doubled_and_every_rank_keeps_its_order(data: st.DataObject) -> None:
     """Whatever ranks skip, however they interleave, when they stop, and when they count again."""
     packer, now = NodeStepPacker(0), 0

@@ -483,7 +483,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
         assert recording.cut_tail
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @example(seed=4770830)  # an attachment of 2⁶³ bytes
 @given(seed=st.integers(0, 1 << 30))
 def test_damage_anywhere_is_survived(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:

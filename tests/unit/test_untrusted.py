@@ -135,7 +135,7 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(
     frames=runs(), selection=st.sampled_from([Selection(), Selection(first=1, stop=3), Selection(ranks=frozenset({0}))])
 )
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_frames_break_anything(frames: list[Message], selection: Selection, ordinary: Path, tmp_path: Path) -> None:
     (tmp_path / "run.mcap").unlink(missing_ok=True)  # of the example before
     source = record(tmp_path / "run.mcap", iter([(m, BEGIN + place * 10**7) for place, m in enumerate(frames)]))
