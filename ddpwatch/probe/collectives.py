@@ -146,7 +146,7 @@ class GroupHooks:
 
 
 def _nobody() -> None:
-    """Stands for a reference to an observer that has gone."""
+    """Returns None, as a reference to an observer that has gone."""
 
 
 _registered: weakref.WeakKeyDictionary[Any, list[GroupHooks]] = weakref.WeakKeyDictionary()

@@ -32,7 +32,7 @@ STRETCH_NS = 25_000_000  # of unwatched steps: half of how far ahead the collect
 
 
 def _no_loader() -> None:
-    """Stands for a reference to no iterator."""
+    """Returns None, as a reference to no iterator."""
 
 
 class GpuClock(Protocol):
@@ -552,7 +552,7 @@ class StepRecorder:
             self._emit(record)
 
     def _learn_stretch(self, record: StepRecord) -> None:
-        """Tells the schedule how long the steps of a stretch took."""
+        """Hands the schedule the duration of a stretch of steps."""
         if self.sampling is not None:
             for duration in record.durations():
                 self.sampling.learn(UNWATCHED, 0, duration)

@@ -537,7 +537,7 @@ def decode(frame: bytes | memoryview) -> Message:
 
 
 def is_step(frame: bytes) -> bool:
-    """Tells by its first bytes whether a frame holds a step, of a rank or of a node, without decoding it.
+    """Recognizes by its first bytes a frame that holds a step, of a rank or of a node. Decodes nothing.
 
     The type comes first in what `encode` returns. False for what others have encoded in another order.
     """

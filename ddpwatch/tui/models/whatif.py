@@ -26,7 +26,7 @@ PAUSE_S = 4.0  # at least, after an answer
 WORK_SHARE = 0.2  # of the time that the thread may work
 
 
-class Evidence(NamedTuple):
+class Observed(NamedTuple):
     """What a prediction is made from: a copy, which no other thread changes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Evidence(NamedTuple):
     steps: Sequence[StepAcrossRanks]
 
 
-def evidence_of(state: RunState, steps: Iterable[StepAcrossRanks]) -> Evidence:
+def observed_in(state: RunState, steps: Iterable[StepAcrossRanks]) -> Observed:
     """Copies from the steps (oldest first) as many as one request may have."""
     hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
     lowest = min((hello.rank for hello in hellos), default=0)
@@ -51,7 +51,7 @@ def evidence_of(state: RunState, steps: Iterable[StepAcrossRanks]) -> Evidence:
     if len(state.ranks) > MOST_RANKS:
         chosen = []
     layouts = sorted(state.layouts.values(), key=lambda layout: layout.epoch)
-    return Evidence(
+    return Observed(
         hellos, [replace(layout, rank=lowest) for layout in layouts], [across.detached() for across in chosen]
     )
 
@@ -133,7 +133,7 @@ class Predictor:
         self.model = WhatIfModel()
         self._clock = clock
         self._not_before_s = clock()
-        self._requests: queue.SimpleQueue[Evidence | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Observed | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpwatch-whatif", daemon=True)
 
@@ -142,12 +142,12 @@ class Predictor:
         """Whether it may be asked again."""
         return not self.busy and self._clock() >= self._not_before_s
 
-    def request(self, evidence: Evidence) -> None:
+    def request(self, observed: Observed) -> None:
         """Asks what these steps predict. Only while not busy."""
         if not self._thread.is_alive() and not self._stopped.is_set():
             self._thread.start()
         self.busy = True
-        self._requests.put(evidence)
+        self._requests.put(observed)
 
     def stop(self) -> None:
         """Asks the thread to end."""
@@ -155,10 +155,10 @@ class Predictor:
         self._requests.put(None)
 
     def _run(self) -> None:
-        while (evidence := self._requests.get()) is not None and not self._stopped.is_set():
+        while (observed := self._requests.get()) is not None and not self._stopped.is_set():
             started = self._clock()
             try:
-                self.model = WhatIfModel(self._answer(evidence))
+                self.model = WhatIfModel(self._answer(observed))
             except UsageError as error:
                 self.model = WhatIfModel(failure=error.message + (f": {error.hint}" if error.hint else ""))
             except Exception as error:  # frames may hold anything, and nothing else reports what ends a thread
@@ -168,16 +168,16 @@ class Predictor:
             self.version += 1
             self.busy = False
 
-    def _answer(self, evidence: Evidence) -> Answer:
-        if len(evidence.hellos) > MOST_RANKS:
+    def _answer(self, observed: Observed) -> Answer:
+        if len(observed.hellos) > MOST_RANKS:
             raise UsageError(
                 f"not shown for more than {MOST_RANKS} ranks", "ddpwatch whatif RUN takes its time for them"
             )
         builder = RecordedBuilder()
-        messages: list[Message] = [*evidence.hellos, *evidence.layouts]
+        messages: list[Message] = [*observed.hellos, *observed.layouts]
         for message in messages:
             builder.apply_message(message)
-        for across in evidence.steps:
+        for across in observed.steps:
             across.unpack()
             builder.add_step(across)
         asked = WhatIf(builder.build())

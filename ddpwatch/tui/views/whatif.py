@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpwatch.tui.models.overview import Link
-from ddpwatch.tui.models.whatif import Predictor, WhatIfModel, evidence_of
+from ddpwatch.tui.models.whatif import Predictor, WhatIfModel, observed_in
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.tui.session import ViewerSession
@@ -77,7 +77,7 @@ class WhatIfView(RunView):
         at_rest = self.session.paused or self.session.overview.link.link is Link.ENDED
         if at_rest or self._asked_step < 0 or self.predictor.rested:
             self._asked_step = steps[-1].step
-            self.predictor.request(evidence_of(self.session.state, steps))
+            self.predictor.request(observed_in(self.session.state, steps))
 
     def scroll_ranks(self, by: int) -> None:
         """Selects another change."""

@@ -9,7 +9,7 @@ from ddpwatch.common.text import three_digits
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.feed.events import Attached
 from ddpwatch.tui.models import whatif as model
-from ddpwatch.tui.models.whatif import ASKED, MOST_RANKS, Predictor, WhatIfModel, evidence_of
+from ddpwatch.tui.models.whatif import ASKED, MOST_RANKS, Predictor, WhatIfModel, observed_in
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.whatif import answer as answers
 from ddpwatch.whatif.command import answer, recorded_in
@@ -160,7 +160,7 @@ class TestView:
     def test_any_size(self, size, messages):
         predictor = Predictor()
         state = state_of(messages)
-        found = WhatIfModel(predictor._answer(evidence_of(state, state.steps.values())))
+        found = WhatIfModel(predictor._answer(observed_in(state, state.steps.values())))
         for shown in (found, WhatIfModel(), WhatIfModel(failure="x" * 300)):
             assert len(paint_whatif(shown, *size)) == size[1]
 
@@ -172,7 +172,7 @@ def replaced(step):
 class TestEvidence:
     def test_it_is_bounded_and_not_shared(self):
         state = state_of([*run(40, world=64)])
-        found = evidence_of(state, state.steps.values())
+        found = observed_in(state, state.steps.values())
         assert len(found.steps) == ASKED.of(64) + 1  # and the warm-up
         mine = found.steps[-1]
         assert mine is not state.steps[mine.step]
@@ -180,25 +180,25 @@ class TestEvidence:
         assert mine.ranks == state.steps[mine.step].ranks
         for world, most in ((MOST_RANKS, ASKED.least + 1), (MOST_RANKS + 1, 0)):
             state = state_of([*run(12, world=world)])
-            assert len(evidence_of(state, state.steps.values()).steps) == most
+            assert len(observed_in(state, state.steps.values()).steps) == most
 
     def test_too_many_ranks(self):
         state = state_of([*run(2, world=MOST_RANKS + 1)])
         with pytest.raises(UsageError, match="more than 256 ranks"):
-            Predictor()._answer(evidence_of(state, state.steps.values()))
+            Predictor()._answer(observed_in(state, state.steps.values()))
 
     def test_old_steps_stay_packed_in_the_state(self, messages):
         state = state_of(messages)
         across = state.steps[20]
         across.pack()
-        (copy,) = (step for step in evidence_of(state, state.steps.values()).steps if step.step == 20)
+        (copy,) = (step for step in observed_in(state, state.steps.values()).steps if step.step == 20)
         copy.unpack()
         assert all(isinstance(frame, bytes) for frame in across._frames.values())
         assert all(isinstance(frame, Step) for frame in copy._frames.values())
 
     def test_a_layout_of_any_rank_will_do(self, messages):
         state = state_of([m for m in messages if not (isinstance(m, Layout) and m.rank == 0)])
-        names = [s.prediction.change for s in Predictor()._answer(evidence_of(state, state.steps.values())).scenarios]
+        names = [s.prediction.change for s in Predictor()._answer(observed_in(state, state.steps.values())).scenarios]
         assert name_of(answers.Change(cap_mib=1.0)) in names
 
 
