@@ -24,14 +24,14 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
+from ddpwatch.tui.views import VIEWS
 from tests.support.scenes import SCENES
 from tests.support.synthetic import Fleet, enveloped
 
 SIZES = ((80, 24), (120, 36), (200, 50))
 VIEW_SIZE = (160, 44)
 VIEW_KEYS = {
-    "overview": ("1",), "timeline": ("2",), "buckets": ("3",), "bucket": ("3", "j", "enter"), "ranks": ("4",),
-    "rank": ("4", "f", "enter"), "devices": ("5",), "compare": ("6",), "log": ("7",),
+    **{view.ID: (key,) for key, view in VIEWS.items()}, "bucket": ("3", "j", "enter"), "rank": ("4", "f", "enter"),
 }  # fmt: skip
 SCENE_SIZE = (100, 30)
 SCENE_VIEWS = (  # the scene, the view, its key

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual import events
 from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
+from textual.keys import format_key
 from textual.screen import Screen
-from textual.widgets import ContentSwitcher
+from textual.widgets import ContentSwitcher, Tabs
 
 from ddpwatch.common.text import percent
 from ddpwatch.errors import UsageError
@@ -23,13 +23,14 @@ from ddpwatch.recording.seek import parse_target
 from ddpwatch.recording.selection import Selection
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
+from ddpwatch.tui.bottom_bar import BAR_CSS, HEIGHTS, WIDTHS, BottomBar, bar_variables
 from ddpwatch.tui.controller import controller_for
-from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplaySpec, open_feed
+from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplayFeed, ReplaySpec, open_feed
 from ddpwatch.tui.feed import events as posted
-from ddpwatch.tui.keys import COMMANDS, NAVIGATION
+from ddpwatch.tui.keys import COMMANDS, LIVE_ONLY, NAVIGATION, REPLAY_ONLY
 from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
 from ddpwatch.tui.models.whole import WholeRecording
-from ddpwatch.tui.paint.header import Tab, tab_at
+from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.palette import SCHEMES
 from ddpwatch.tui.screens import MODAL_CSS, AskScreen, HelpScreen, RunPicker
 from ddpwatch.tui.session import ViewerSession
@@ -58,11 +59,14 @@ class DashboardApp(App[int]):
     """
 
     CSS = f"""
-    Screen {{ layers: base; overflow: hidden; }}
-    ContentSwitcher, RunView {{ width: 100%; height: 100%; }}
-    {MODAL_CSS}
+    Screen {{ layers: base; overflow: hidden; background: $bar-background; }}
+    ContentSwitcher {{ height: 1fr; }}
+    RunView {{ width: 100%; height: 100%; }}
+    {BAR_CSS}{MODAL_CSS}
     """
-    BINDINGS: ClassVar[list[BindingType]] = [*COMMANDS, *NAVIGATION]
+    BINDINGS: ClassVar[list[BindingType]] = [*NAVIGATION, *COMMANDS]
+    HORIZONTAL_BREAKPOINTS = WIDTHS
+    VERTICAL_BREAKPOINTS = HEIGHTS
     TITLE = "ddpwatch"
 
     def __init__(
@@ -95,6 +99,7 @@ class DashboardApp(App[int]):
         """Yields all views, one of them visible."""
         with ContentSwitcher(initial=self.view.id):
             yield from self.views
+        yield BottomBar(self.views.by_key, self.view)
 
     def on_mount(self) -> None:
         """Starts to read and to draw."""
@@ -122,8 +127,8 @@ class DashboardApp(App[int]):
     def show_view(self, view: RunView) -> None:
         """Shows another view."""
         self.view = view
-        view.tabs = tuple(Tab(key, other.NAME, other is view) for key, other in self.views.by_key.items())
         self.query_one(ContentSwitcher).current = view.id
+        self.query_one(BottomBar).show_tab(view)
         view.focus()
         view.invalidate()
         if view.size.height:
@@ -131,8 +136,6 @@ class DashboardApp(App[int]):
 
     def apply_theme(self) -> None:
         """Gives all views the chosen colours and characters."""
-        scheme = SCHEMES[self.theme_name]
-        self.screen.styles.background = scheme.background if scheme is not None else "ansi_default"
         self.theme = "textual-light" if self.theme_name == "light" else "textual-dark"
         for view in self.views:
             view.apply_theme(self.theme_name, self.ascii_only)
@@ -278,12 +281,10 @@ class DashboardApp(App[int]):
         """Scrolls to other ranks or lines."""
         self.view.scroll_ranks(by)
 
-    def on_click(self, event: events.Click) -> None:
+    def on_tabs_tab_activated(self, event: Tabs.TabActivated) -> None:
         """Shows the view whose tab is clicked on."""
-        if not self.screen.is_modal and event.screen_y == self.view.size.height - 1:
-            tab = tab_at(self.view.tabs, event.screen_x, self.view.size.width)
-            if tab is not None:
-                self.action_view(tab.key)
+        if event.tab.id == event.tabs.active != self.view.id:
+            self.show_view(next(view for view in self.views if view.id == event.tab.id))
 
     def action_filter(self) -> None:
         """Asks which ranks to show."""
@@ -315,17 +316,17 @@ class DashboardApp(App[int]):
         names = list(SCHEMES)
         self.theme_name = names[(names.index(self.theme_name) + 1) % len(names)]
         self.apply_theme()
+        self.refresh_css(animate=False)
 
     def action_ascii(self) -> None:
         """Draws with ASCII characters only, or with all."""
         self.ascii_only = not self.ascii_only
         self.apply_theme()
+        self.refresh_bindings()
 
     def action_runs(self) -> None:
         """Offers the live runs and the recordings of ended ones."""
-        if not isinstance(self.feed, LiveFeed):
-            self.notify("a replay shows one recording", timeout=2)
-        elif not isinstance(self.screen, RunPicker):
+        if isinstance(self.feed, LiveFeed) and not isinstance(self.screen, RunPicker):
             self.push_screen(RunPicker(self.feed.runs(), self.feed.ended()), self._choose_run)
 
     def _choose_run(self, run: RunInfo | Path | None) -> None:
@@ -343,9 +344,22 @@ class DashboardApp(App[int]):
         yield SystemCommand("Compare with a recording", "key 6, then b", self.action_baseline)
         for command in COMMANDS:
             run = command.action
-            yield SystemCommand(
-                command.description, command.tooltip, lambda run=run: self.run_worker(self.run_action(run))
-            )
+            if self.check_action(run.partition("(")[0], ()):
+                key = format_key(command.key.partition(",")[0])
+                yield SystemCommand(
+                    command.tooltip, f"key {key}", lambda run=run: self.run_worker(self.run_action(run))
+                )
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Takes the keys of a replay from a live run, and the other way round."""
+        return action not in (LIVE_ONLY if isinstance(self.feed, ReplayFeed) else REPLAY_ONLY)
+
+    def get_key_display(self, binding: Binding) -> str:
+        shown = super().get_key_display(binding)
+        return ascii_text(shown) if self.ascii_only else shown
+
+    def get_css_variables(self) -> dict[str, str]:
+        return {**super().get_css_variables(), **bar_variables(self.theme_name)}
 
     # -- what leaves the dashboard ---------------------------------------------------------------------------
 

@@ -142,9 +142,11 @@ async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float
 
 
 def screen_text(app: DashboardApp) -> str:
-    """The text of the view shown."""
+    """The text of the view shown, and below it the tabs and keys."""
     view = app.view
-    return "\n".join("".join(segment.text for segment in view.render_line(y)) for y in range(view.size.height))
+    lines = ["".join(segment.text for segment in view.render_line(y)) for y in range(view.size.height)]
+    below = app.screen_stack[0]._compositor.render_strips()[len(lines) :]
+    return "\n".join([*lines, *(strip.text for strip in below)])
 
 
 def app_on(**changes: object) -> DashboardApp:
@@ -164,5 +166,5 @@ async def watching(pilot: Pilot[int], messages: Iterable[Message]) -> None:
 
 
 def body(app: DashboardApp) -> str:
-    """The lines between verdict and footer."""
+    """The lines between verdict and tabs."""
     return "\n".join(screen_text(app).splitlines()[3:-1])

@@ -14,9 +14,10 @@ from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.chart import chart, chart_rows
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.devices import DeviceCard, meter, paint_device_panel, paint_devices
-from ddpwatch.tui.paint.header import badge_of, paint_footer, paint_header, paint_verdict
+from ddpwatch.tui.paint.header import badge_of, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import GUTTER, paint_history
 from ddpwatch.tui.paint.overview import paint_overview
+from ddpwatch.tui.paint.page import paint_page
 from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
@@ -46,6 +47,10 @@ def overview(messages, link=LIVE):
 def lines_of(messages):
     state = state_of(messages)
     return DeviceLines().build(state, host_names(state))
+
+
+def page(model, width, height, first=None):
+    return paint_page(model, width, height, lambda *size: paint_overview(model, *size, first))
 
 
 def text(rows):
@@ -137,10 +142,6 @@ class TestHeader:
         rows = plain(paint_verdict(overview(run(late_rank=1)), 60, 2))
         assert rows[0].startswith(" ✗ rank 1 is late by 40 ms in each step: its backward takes")
         assert rows[1].startswith("   ")
-
-    def test_replay_has_keys_of_its_own(self):
-        assert "speed" not in text(paint_footer(overview([]), 120))
-        assert "speed" in text(paint_footer(overview([], LinkState(replay=True)), 120))
 
 
 class TestTable:
@@ -295,7 +296,7 @@ class TestLayout:
             taken |= cells
 
     def test_at_80x24_two_ranks_have_everything(self):
-        boxes = layout(80, 24, 2, (8, 12), 6)
+        boxes = layout(80, 19, 2, (8, 12), 6)  # two for the header, two for the verdict, one for the tabs
         assert boxes.lanes.height >= 8
         assert boxes.table.height == 3
         assert boxes.devices.height >= 6
@@ -306,7 +307,7 @@ class TestLayout:
 def test_every_size_is_painted_to_the_cell(size, world):
     model = overview([*run(6, world=world), device(0), device(1, 80.0, "cuda")])
     for first in (0, 3, 999):
-        rows = paint_overview(model, *size, first)
+        rows = page(model, *size, first)
         assert [sum(len(run_text) for run_text, _ in row) for row in rows] == [size[0]] * size[1]
 
 
@@ -318,22 +319,22 @@ def test_hostile_names_reach_no_cell(size):
     sample.name = sample.host = evil
     death = bye(1, "exception", detail=evil, phase=evil)
     model = overview([hello(0, 2, **names), hello(1, 2, **names), step(0), step(1), sample, beat(0, 1, evil), death])
-    for row in plain(paint_overview(model, *size)):
+    for row in plain(page(model, *size)):
         assert row.isprintable()
 
 
 def test_states_before_the_first_step():
     for link in (LinkState(Link.WAITING, directory="/run/x"), LinkState(Link.ATTACHING, name="run-1"), LIVE):
         for size in ((5, 3), (80, 24)):
-            assert len(paint_overview(overview([], link), *size)) == size[1]
+            assert len(page(overview([], link), *size)) == size[1]
     why = Why("a process group of 2 ranks, and no model in DDP or FSDP2 so far", 40 * "word ")
     started = LinkState(Link.WAITING, job="torchrun train.py", why=why)
-    drawn = text(paint_overview(overview([], started), 80, 24))
+    drawn = text(page(overview([], started), 80, 24))
     assert all(part in drawn for part in ("nothing is watched yet", why.text, "torchrun train.py"))
     assert drawn.count("word") == 40  # wrapped, not cut
     waiting = overview([], LinkState(Link.WAITING, directory="/run/x"))
-    assert "looking in /run/x" in text(paint_overview(waiting, 80, 24))
-    assert "waiting for every rank's first step" in text(paint_overview(overview([hello(0)]), 80, 24))
+    assert "looking in /run/x" in text(page(waiting, 80, 24))
+    assert "waiting for every rank's first step" in text(page(overview([hello(0)]), 80, 24))
 
 
 def test_the_newest_step_with_timed_collectives_is_shown():

@@ -128,7 +128,7 @@ async def test_every_view(snapshot, baseline):
 
 
 def frame_shown(app, lines):
-    """Header, verdict and footer, with the figures of the session."""
+    """Header, verdict and tabs, with the figures of the session."""
     overview, summary = app.session.overview, app.session.overview.summary
     yield lines[0].startswith(" LIVE ")
     yield lines[0].endswith(f"step {overview.newest_step} ")
@@ -217,9 +217,10 @@ async def test_every_view_of_any_world(world, baseline):
     async with app.run_test(size=SMALL) as pilot:
         await until(pilot, lambda: app.session.state.frames == len(messages))
         async for name in every_view(app, pilot):
-            rows, (width, height) = app.view._rows, app.view.size
-            lines = ["".join(text for text, _ in row) for row in rows]
-            drawn = ["".join("▀" * len(text) if "/" in style else text for text, style in row) for row in rows]
+            rows, (width, height) = app.view._rows, app.size
+            bar = screen_text(app).splitlines()[-1]
+            lines = [*("".join(text for text, _ in row) for row in rows), bar]
+            drawn = ["".join("▀" * len(text) if "/" in style else text for text, style in row) for row in rows] + [bar]
             widths = [cell_len(line) for line in lines]
             app.view.repaint()
             checks = {

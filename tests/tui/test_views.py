@@ -111,6 +111,41 @@ class TestEveryView:
             await watching(pilot, [hello(0, 1, torch="99.1.0"), step(0)])
             assert "torch 99.1.0, newer than" in screen_text(app)
 
+    async def test_a_replay_has_keys_of_its_own(self):
+        live, replayed = app_on(), replay_app(run(12))
+        async with live.run_test(size=(200, 30)) as pilot:
+            await watching(pilot, run(12))
+            bar = screen_text(live).splitlines()[-1]
+            assert "speed" not in bar
+            assert "filter" in bar
+        async with replayed.run_test(size=(200, 30)) as pilot:
+            await until(pilot, lambda: "speed" in screen_text(replayed).splitlines()[-1])
+            assert replayed.check_action("runs", ()) is False
+
+    async def test_keys_are_named_if_their_names_fit(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            for width, bar in ((80, "8 What if  ? "), (40, "8   ?  help       "), (100, " ?  help       ")):
+                await pilot.resize_terminal(width, 24)
+                await until(pilot, lambda bar=bar: screen_text(app).splitlines()[-1].endswith(bar))
+
+    async def test_the_keys_below_a_view_are_those_that_work_in_it(self):
+        app = app_on()
+        async with app.run_test(size=(200, 30)) as pilot:
+            await watching(pilot, run(12))
+            for key, named in (("2", "m  measure"), ("4", "m  metric"), ("7", "m  next list"), ("1", "←→  step")):
+                await pilot.press(key)
+                await until(pilot, lambda named=named: named in screen_text(app).splitlines()[-1])
+
+    async def test_a_click_on_a_key(self):
+        app = app_on()
+        async with app.run_test(size=(200, 30)) as pilot:
+            await watching(pilot, run(12))
+            await until(pilot, lambda: "pause" in screen_text(app).splitlines()[-1])
+            x = screen_text(app).splitlines()[-1].index("pause")
+            await pilot.click(offset=(x + 2, 29))
+            await until(pilot, lambda: app.session.paused)
+
     async def test_a_click_on_a_tab(self):
         app = app_on()
         async with app.run_test(size=(100, 30)) as pilot:

@@ -1,9 +1,8 @@
-"""The header's two lines, the verdict, and the footer."""
+"""The header's two lines, and the verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
@@ -27,14 +26,9 @@ _SIGNS: dict[Severity, tuple[str, str]] = {
     "warn": ("!", "warn"),
     "bad": ("✗", "bad"),
 }
-_RUNS = ("a", "runs")  # a replay shows one recording
-KEYS = (("?", "help"), ("q", "quit"), ("space", "pause"), ("/", "filter"), _RUNS)
 _ROOMY = 100
-_FULL_TABS = 70
 MOST_VERDICT_ROWS = 4
 SPARK_CELLS = (SPARK_STEPS, 12, 8, 5)
-Keys = Sequence[tuple[str, str]]
-REPLAY_KEYS = (("+ -", "speed"), ("< >", "5 s"), ("O", "loop"), (".", "to the end"))
 
 
 def paint_header(model: Overview, width: int, height: int = 2) -> list[Row]:
@@ -328,46 +322,3 @@ def _cost_of(incident: Incident | None, priority: int, final: bool) -> Field:
         return Field("", "")
     so_far = "so far " if incident.open and not final else ""
     return Field(f"cost {so_far}{cost_text(incident)}", f"cost {share_text(incident.share)} of the run", priority)
-
-
-@dataclass(frozen=True, slots=True)
-class Tab:
-    """A view to choose. ``current`` marks the one shown."""
-
-    key: str
-    name: str
-    current: bool = False
-
-    def text(self, screen: int) -> str:
-        """Returns its label on a screen of that width."""
-        if screen >= _ROOMY:
-            return f" {self.key} {self.name} "
-        return f" {self.key} {self.name}" if screen >= _FULL_TABS else f" {self.key} "
-
-
-def tab_at(tabs: Sequence[Tab], x: int, width: int) -> Tab | None:
-    """Returns the tab at a cell of the footer, on a screen of that width."""
-    end = 0
-    for tab in tabs:
-        end += len(tab.text(width))
-        if x < end:
-            return tab
-    return None
-
-
-def paint_footer(model: Overview, width: int, height: int = 1, tabs: Sequence[Tab] = (), keys: Keys = ()) -> list[Row]:
-    """Returns the views, then the keys: the view's own and those of all views."""
-    canvas = Canvas(width, height)
-    x = 0
-    for tab in tabs:
-        x = canvas.put(x, 0, tab.text(width), "tab-current" if tab.current else "tab")
-    x += 1 if tabs else 0
-    keys = (*REPLAY_KEYS, *keys) if model.link.replay else keys
-    common = tuple(key for key in KEYS if key != _RUNS or not model.link.replay)
-    ordered = [*common[:2], *keys, *common[2:]] if width < _ROOMY * 2 or not tabs else [*keys, *common]
-    for key, what in ordered:
-        if x + len(key) + len(what) + 3 > width:
-            x = canvas.put(x, 0, f" {key} ", "key") if (key, what) == KEYS[0] and x + len(key) + 2 <= width else x
-            continue
-        x = canvas.put(canvas.put(x, 0, f" {key} ", "key"), 0, f" {what}  ", "dim")
-    return canvas.rows()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from ddpwatch.tui.models.overview import Overview, lines_shown
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.devices import paint_device_panel
-from ddpwatch.tui.paint.header import Keys, Tab, paint_footer, paint_header, paint_verdict
 from ddpwatch.tui.paint.history import paint_history
 from ddpwatch.tui.paint.lanes import paint_lanes, rows_used, rows_wanted
 from ddpwatch.tui.paint.lost import lost_rows, paint_lost
-from ddpwatch.tui.paint.page import Part, assemble, nothing_known, verdict_rows
-from ddpwatch.tui.paint.screen_layout import Box, ScreenLayout, layout
+from ddpwatch.tui.paint.page import Part, assemble
+from ddpwatch.tui.paint.screen_layout import ScreenLayout, layout
 from ddpwatch.tui.paint.split import paint_split, rows_for, split_room
 from ddpwatch.tui.paint.table import paint_table
-from ddpwatch.tui.paint.waiting import paint_waiting
 
 
 def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
@@ -24,34 +22,19 @@ def overview_layout(model: Overview, width: int, height: int) -> ScreenLayout:
     wanted = rows_wanted(model.lanes) if model.lanes else (6, 6)
     lanes = model.lanes
     return layout(
-        width, height, len(model.ranks), wanted, rows_for(len(model.ranks)), verdict_rows(model, width, height),
-        lost_rows(model), int if lanes is None else partial(rows_used, lanes),
+        width, height, len(model.ranks), wanted, rows_for(len(model.ranks)), lost_rows(model),
+        int if lanes is None else partial(rows_used, lanes),
     )  # fmt: skip
 
 
-def paint_overview(
-    model: Overview, width: int, height: int, first: int | None = None, tabs: Sequence[Tab] = (), keys: Keys = ()
-) -> list[Row]:
-    """Returns the complete screen; lanes and table start with the ``first`` rank. None: with those worth a look."""
-    boxes = overview_layout(model, width, height)
-    parts: list[Part] = [
-        (boxes.header, paint_header(model, boxes.header.width, boxes.header.height)),
-        (boxes.footer, paint_footer(model, boxes.footer.width, boxes.footer.height, tabs, keys)),
-    ]
-    if nothing_known(model):
-        header, footer = boxes.header.height, boxes.footer.height
-        middle = Box(0, header, width, max(height - header - footer, 0))
-        parts.append((middle, paint_waiting(model.link, width, middle.height)))
-    else:
-        parts += _body(model, boxes, first)
-    return assemble(parts, width, height)
+def paint_overview(model: Overview, width: int, height: int, first: int | None = None) -> list[Row]:
+    """Returns the body; lanes and table start with the ``first`` rank. None: with those worth a look."""
+    return assemble(_parts(model, overview_layout(model, width, height), first), width, height)
 
 
-def _body(model: Overview, boxes: ScreenLayout, start: int | None) -> Iterable[Part]:
+def _parts(model: Overview, boxes: ScreenLayout, start: int | None) -> Iterable[Part]:
     first, found = start or 0, model.verdict
     named = found.ranks if start is None else ()
-    box = boxes.verdict
-    yield box, paint_verdict(model, box.width, box.height)
     if model.lanes is not None:
         box = boxes.lanes
         yield box, paint_lanes(model.lanes, box.width, box.height, first, named, found.peers)

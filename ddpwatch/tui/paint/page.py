@@ -1,26 +1,47 @@
-"""What several views share: the verdict's height, a body with nothing to show, and boxes on one screen."""
+"""What all views share: header and verdict above a body, a body with nothing to show, and boxes put together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ddpwatch.common.text import UNKNOWN
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.paint.header import line_below, verdict_lines
+from ddpwatch.tui.paint.header import line_below, paint_header, paint_verdict, verdict_lines
 from ddpwatch.tui.paint.screen_layout import Box
+from ddpwatch.tui.paint.waiting import paint_waiting
 from ddpwatch.tui.text import shorten
 
+HEADER_ROWS = 2
 ONE_LINE = 150  # columns in which most verdicts fit
-SMALL = 16  # a screen with fewer rows has one for the verdict
+SMALL = 15  # a page with fewer rows has one for the verdict
 
 Part = tuple[Box, list[Row]]
+
+
+def paint_page(
+    model: Overview, width: int, height: int, body: Callable[[int, int], list[Row]], before_run: bool = False
+) -> list[Row]:
+    """Returns header, verdict and body, from top to bottom; before the first frame, what is waited for.
+
+    Args:
+        model: The run.
+        width: Columns.
+        height: Rows.
+        body: Paints that many columns and rows; there may be none.
+        before_run: The body has something to show before the first frame.
+    """
+    rows = paint_header(model, width, min(HEADER_ROWS, height))
+    if nothing_known(model) and not before_run:
+        return rows + paint_waiting(model.link, width, height - len(rows))
+    rows += paint_verdict(model, width, min(verdict_rows(model, width, height), height - len(rows)))
+    return rows + body(width, height - len(rows))
 
 
 def verdict_rows(model: Overview, width: int, height: int) -> int:
     """Returns rows for the verdict: as many as it needs; on a narrow screen two, so that the body stays in place."""
     if height < SMALL:
-        return 1 if height >= 6 else 0
+        return 1 if height >= 5 else 0
     return max(len(verdict_lines(model, width)) + bool(line_below(model, width)), 1 if width >= ONE_LINE else 2)
 
 

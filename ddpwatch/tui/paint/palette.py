@@ -83,8 +83,8 @@ SCHEMES: dict[str, Scheme | None] = {
 CellStyle = tuple[str, str, bool]  # foreground, background, bold
 
 _FRESH_WHEN_STALE = 0.6  # the share of its colour that a stale text keeps
-_ALWAYS_FRESH = ("badge", "key", "good", "warn", "bad", "strong", "heading-", "tab", "cursor", "selected")
-_REVERSED = ("badge", "key", "tab-current", "selected", "cursor", "exposed-label", "waits-exposed-label")
+_ALWAYS_FRESH = ("badge", "good", "warn", "bad", "strong", "heading-", "cursor", "selected")
+_REVERSED = ("badge", "selected", "cursor", "exposed-label", "waits-exposed-label")
 
 
 @cache
@@ -99,6 +99,17 @@ def styles(stale: bool = False, theme: str = "dark") -> Mapping[str, Style]:
     if scheme is None:
         return {name: _plain(name, style[2], stale) for name, style in _cell_styles(DARK).items()}
     return {name: _style(name, style, stale, scheme.background) for name, style in _cell_styles(scheme).items()}
+
+
+def bar_colours(theme: str) -> Mapping[str, str] | None:
+    """Returns the colours of tabs and keys below the views; None without colour."""
+    scheme = SCHEMES[theme]
+    if scheme is None:
+        return None
+    return {
+        "background": scheme.background, "text": scheme.dim, "tab": scheme.forward, "tab-text": scheme.ink,
+        "key": scheme.dim, "key-text": scheme.ink,
+    }  # fmt: skip
 
 
 def _cell_styles(s: Scheme) -> Mapping[str, CellStyle]:
@@ -149,8 +160,7 @@ def _signs(s: Scheme) -> dict[str, CellStyle]:
     return {
         "hook": (s.hook, s.background, False), "mark": (s.strong, s.background, True),
         "launch": (s.comm[0], s.background, True), "cursor": (s.ink, s.strong, True),
-        "selected": (s.ink, s.dim, True), "tab": (s.dim, s.background, False), "tab-current": (s.ink, s.forward, True),
-        "key": (s.ink, s.dim, True), "badge-live": (s.ink, s.good, True), "badge-paused": (s.ink, s.hook, True),
+        "selected": (s.ink, s.dim, True), "badge-live": (s.ink, s.good, True), "badge-paused": (s.ink, s.hook, True),
         "badge-replay": (s.ink, s.forward, True), "badge-ended": (s.ink, s.dim, True),
         "badge-bad": ("#ffffff", s.exposed, True), "badge-wait": (s.ink, s.warn, True),
     }  # fmt: skip

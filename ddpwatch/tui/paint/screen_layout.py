@@ -1,4 +1,4 @@
-"""Divides the screen between the overview's parts. Arithmetic alone."""
+"""Divides the overview's body between its parts. Arithmetic alone."""
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ class Box:
 class ScreenLayout:
     """Where the parts of the overview lie."""
 
-    header: Box
-    verdict: Box
     lanes: Box
     history: Box
     table: Box
     devices: Box
     lost: Box
     split: Box
-    footer: Box
 
 
 def layout(
@@ -44,48 +41,36 @@ def layout(
     ranks: int,
     lane_rows: tuple[int, int],
     split_rows: int = 0,
-    verdict_rows: int = 1,
     lost_rows: int = 0,
     lanes_use: Callable[[int], int] = int,
 ) -> ScreenLayout:
-    """Divides the screen between header, verdict and footer, then lanes and table, then devices and history.
+    """Divides the body between lanes and table, then devices and history.
 
     Args:
-        width: Columns of the screen.
-        height: Its rows.
+        width: Columns.
+        height: Rows.
         ranks: How many the table lists.
         lane_rows: Rows that the lanes need to be readable, and the most that they can use.
         split_rows: The most rows that the split of the step can use.
-        verdict_rows: Rows that the verdict needs.
         lost_rows: The most rows that the lost time can use, on a wide screen.
         lanes_use: How many of so many rows the lanes use; the table gets the others if it needs them.
     """
     wide = width >= WIDE
-    header = min(2, height)
-    verdict = min(verdict_rows, max(height - header - 1, 0))
-    footer = 1 if height - header - verdict >= 3 else 0
-    body = max(height - header - verdict - footer, 0)
-    table = _table_height(body, ranks)
+    table = _table_height(height, ranks)
     panel = min(max(width // 3, _PANEL[0]), _PANEL[1]) if wide else 0
-    lanes, history, devices = _wide(body - table, lane_rows[1]) if wide else _narrow(body - table, *lane_rows)
+    lanes, history, devices = _wide(height - table, lane_rows[1]) if wide else _narrow(height - table, *lane_rows)
     spare = min(lanes - lanes_use(lanes), max(max(ranks, 1) + 1 - table, 0)) if table else 0
-    table, lanes, rest = table + spare, lanes - spare, body - table - spare
+    table, lanes, rest = table + spare, lanes - spare, height - table - spare
     lost = _spare(rest, lost_rows) if wide else 0
     split = _spare(rest - lost, split_rows) if wide else 0
-    y = header + verdict
     left = width - panel
     return ScreenLayout(
-        header=Box(0, 0, width, header),
-        verdict=Box(0, header, width, verdict),
-        lanes=Box(0, y, left, lanes),
-        history=Box(0, y + lanes, left, history),
-        devices=Box(left, y, panel, rest - lost - split)
-        if wide
-        else Box(0, y + lanes + history + table, width, devices),
-        lost=Box(left, y + rest - split - lost, panel, lost) if wide else Box(0, y, 0, 0),
-        split=Box(left, y + rest - split, panel, split),
-        table=Box(0, y + lanes + history, width, table),
-        footer=Box(0, height - footer, width, footer),
+        lanes=Box(0, 0, left, lanes),
+        history=Box(0, lanes, left, history),
+        devices=Box(left, 0, panel, rest - lost - split) if wide else Box(0, lanes + history + table, width, devices),
+        lost=Box(left, rest - split - lost, panel, lost) if wide else Box(0, 0, 0, 0),
+        split=Box(left, rest - split, panel, split),
+        table=Box(0, lanes + history, width, table),
     )
 
 

@@ -1,20 +1,19 @@
-"""What all views share: header, verdict and footer around a body, and the session behind them."""
+"""What all views share: header and verdict above a body, and the session behind them."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 from textual import events
+from textual.binding import Binding, BindingType
 
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.header import Tab, paint_footer, paint_header, paint_verdict
-from ddpwatch.tui.paint.page import nothing_known, verdict_rows
-from ddpwatch.tui.paint.waiting import paint_waiting
+from ddpwatch.tui.paint.page import HEADER_ROWS, paint_page, verdict_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.painted import PaintedView
 
-HEADER_ROWS, FOOTER_ROWS = 2, 1
-LEAST_HEIGHT = 4  # a lower screen has no footer
+hidden = partial(Binding, show=False)  # a key that is not named below the view: another one's name covers it
 
 
 class RunView(PaintedView, can_focus=True):
@@ -22,17 +21,27 @@ class RunView(PaintedView, can_focus=True):
 
     Attributes:
         NAME: The label of its tab.
-        KEYS: Its own keys for the footer, the most useful first.
+        ID: The same in one lower-case word, as settings have it.
+        BINDINGS: Its own keys, the most useful first; those below stand before them.
         DEFINITIONS: What its figures mean, for the help page.
     """
 
     NAME: ClassVar[str] = ""
-    KEYS: ClassVar[tuple[tuple[str, str], ...]] = ()
+    ID: ClassVar[str] = ""
     DEFINITIONS: ClassVar[str] = ""
-    tabs: tuple[Tab, ...] = ()
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("question_mark", "app.help", "help"),
+        Binding("q", "app.quit", "quit"),
+        Binding("down,j", "app.scroll(1)", "move", key_display="↑↓"),
+        hidden("up,k", "app.scroll(-1)", "Up"),
+    ]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.ID = cls.NAME.lower().replace(" ", "")
 
     def __init__(self, session: ViewerSession) -> None:
-        super().__init__(id=self.NAME.lower().replace(" ", ""))
+        super().__init__(id=self.ID)
         self.session = session
 
     @property
@@ -47,26 +56,19 @@ class RunView(PaintedView, can_focus=True):
 
     @property
     def body_height(self) -> int:
-        """Rows between verdict and footer."""
-        return max(self.size.height - self._above - FOOTER_ROWS, 0)
+        """Rows below the verdict."""
+        return max(self.size.height - self._above, 0)
 
     @property
     def _above(self) -> int:
         return HEADER_ROWS + verdict_rows(self.session.overview, *self.size)
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """Paints header, verdict, body and footer, from top to bottom."""
-        model, footer = self.session.overview, FOOTER_ROWS if height >= LEAST_HEIGHT else 0
-        rows = paint_header(model, width, min(HEADER_ROWS, height))
-        if nothing_known(model) and not self.shows_before_run:
-            rows += paint_waiting(model.link, width, height - len(rows) - footer)
-        else:
-            rows += paint_verdict(model, width, verdict_rows(model, width, height))
-            rows += self.body(width, max(0, height - len(rows) - footer))
-        return rows[: height - footer] + paint_footer(model, width, footer, self.tabs, self.KEYS)
+        """Paints header, verdict and body, from top to bottom."""
+        return paint_page(self.session.overview, width, height, self.body, self.shows_before_run)
 
     def body(self, width: int, height: int) -> list[Row]:
-        """Returns the rows between verdict and footer, as many as ``height``; that may be 0."""
+        """Returns the rows below the verdict, as many as ``height``; that may be 0."""
         return []
 
     def scroll_ranks(self, by: int) -> None:
@@ -82,9 +84,8 @@ class RunView(PaintedView, can_focus=True):
         """Handles a click on a cell of the body."""
 
     def on_click(self, event: events.Click) -> None:
-        """Passes a click on the body on. The app handles those on the tabs."""
-        if event.y < self.size.height - FOOTER_ROWS:
-            self.clicked(event.x, event.y - self._above)
+        """Passes a click on the body on."""
+        self.clicked(event.x, event.y - self._above)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Scrolls down."""

@@ -11,7 +11,7 @@ from ddpwatch.tui.paint.buckets import COLUMNS, paint_bucket, paint_buckets
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.grid import sort_rows
 from ddpwatch.tui.session import ViewerSession
-from ddpwatch.tui.views.base import RunView
+from ddpwatch.tui.views.base import RunView, hidden
 from ddpwatch.viewer.state import newest
 
 NEWEST = 50
@@ -21,7 +21,6 @@ class BucketsView(RunView):
     """A sortable table with a bar per bucket; Enter shows one bucket's history and parameters."""
 
     NAME = "Buckets"
-    KEYS = (("↑↓", "select"), ("Enter", "detail"), ("s", "sort by"), ("o", "order"))
     DEFINITIONS = """\
   ready, launch, done  from the start of the first backward, p50 over
             the ranks, then over the newest 50 steps
@@ -34,10 +33,10 @@ class BucketsView(RunView):
   group     with FSDP2, a parameter group: its all-gather (b: in the
             backward), reduce-scatter, all-reduce; from the forward"""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "sort(1)", "Sort by the next column"),
-        Binding("o", "order", "Reverse the order"),
-        Binding("enter", "detail", "One bucket in detail"),
-        Binding("escape", "back", "All buckets"),
+        Binding("enter", "detail", "detail", key_display="Enter"),
+        Binding("s", "sort(1)", "sort by"),
+        Binding("o", "order", "order"),
+        hidden("escape", "back", "All buckets"),
     ]
 
     def __init__(self, session: ViewerSession) -> None:

@@ -21,7 +21,6 @@ class CompareView(RunView):
     """Figures of the run and of the baseline side by side."""
 
     NAME = "Compare"
-    KEYS = (("b", "baseline"),)
     DEFINITIONS = """\
   b         asks for a recording to compare with (or use --baseline
             FILE): its newest 500 steps, and the newest 200 of this run
@@ -29,7 +28,7 @@ class CompareView(RunView):
             with its 99 % confidence interval, as in ddpwatch compare
   ▲ ▼       more, less: beyond chance and by more than 1 % of a step
             (overlap: 2 points); the colour says whether that is good"""
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "app.baseline", "Choose a baseline")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "app.baseline", "baseline")]
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)

@@ -21,7 +21,6 @@ class DevicesView(RunView):
     """GPUs and hosts."""
 
     NAME = "Devices"
-    KEYS = (("↑↓", "select"), ("v", "hosts"))
     DEFINITIONS = """\
   v         with several hosts: one host a row, the costliest first, or
             one device a card
@@ -35,7 +34,7 @@ class DevicesView(RunView):
   quota     periods in which the cgroup had used up its CPU quota
   pressure  time in which some thread waited for a core, or for memory"""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "hosts", "Hosts or devices")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("v", "hosts", "hosts")]
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)

@@ -26,7 +26,6 @@ class LogView(RunView):
     """A list: the incidents, the log, or the job's output."""
 
     NAME = "Log"
-    KEYS = (("↑↓", "select"), ("m", "next list"), ("Enter", "go to step"), ("y", "copy"))
     DEFINITIONS = """\
   m         incidents, events and incidents, the job's output
             (if ddpwatch run started it; its newest 2,000 lines)
@@ -36,8 +35,9 @@ class LogView(RunView):
   Enter     shows the step in the Timeline
   y         copies the line"""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "next_list", "Next list"),
-        Binding("enter", "show_step", "Go to the line's step"),
+        Binding("m", "next_list", "next list"),
+        Binding("enter", "show_step", "go to step", key_display="Enter"),
+        Binding("y", "app.copy", "copy"),
     ]
 
     def __init__(self, session: ViewerSession, show_step: Callable[[int], None]) -> None:

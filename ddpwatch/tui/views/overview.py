@@ -13,7 +13,6 @@ class OverviewView(RunView):
     """Everything that matters most, on one screen."""
 
     NAME = "Overview"
-    KEYS = (("←→", "step"), ("end", "newest"), ("j k", "scroll"))
     DEFINITIONS = """\
   overlap   share of communication time in which the rank also computed
             (forward or backward)
@@ -30,10 +29,11 @@ class OverviewView(RunView):
         super().__init__(session)
         self.first_rank: int | None = None  # until the user scrolls, the lanes are of the ranks worth a look
 
-    def paint(self, width: int, height: int) -> list[Row]:
+    def body(self, width: int, height: int) -> list[Row]:
+        """See `RunView.body`."""
         if (followed := self.session.followed_rank()) is not None:
             self.first_rank = min(max(self._index(followed) - 1, 0), self._last_first())
-        return paint_overview(self.session.overview, width, height, self.first_rank, self.tabs, self.KEYS)
+        return paint_overview(self.session.overview, width, height, self.first_rank)
 
     def forget(self) -> None:
         self.first_rank = None
@@ -56,7 +56,7 @@ class OverviewView(RunView):
     def _last_first(self) -> int:
         """Returns the highest first rank that still has the last rank in view, in lanes and table."""
         model = self.session.overview
-        boxes = overview_layout(model, *self.size)
+        boxes = overview_layout(model, self.size.width, self.body_height)
         room = max(boxes.table.height - 1, 1)
         if model.lanes is not None:
             room = min(room, capacity(model.lanes, boxes.lanes.height))

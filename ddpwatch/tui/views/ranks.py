@@ -15,7 +15,7 @@ from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.page import no_step
 from ddpwatch.tui.paint.ranks import TOP_ROWS, cell_size, columns_for, paint_heat, paint_rank
 from ddpwatch.tui.session import ViewerSession
-from ddpwatch.tui.views.base import RunView
+from ddpwatch.tui.views.base import RunView, hidden
 
 DETAIL_STEPS = 200
 ROWS = ("hosts", "fit", "ranks")  # what is in a row; hosts only if there are several and more ranks than rows
@@ -25,7 +25,6 @@ class RanksView(RunView):
     """A heatmap of ranks by steps; Enter shows one rank."""
 
     NAME = "Ranks"
-    KEYS = (("↑↓", "select"), ("m", "metric"), ("v", "group"), ("s", "sort"), ("Enter", "detail"))
     DEFINITIONS = """\
   m         lateness, step time, exposed, overlap, data, between
   data      waiting for the DataLoader (–: the loop uses none)
@@ -44,12 +43,12 @@ class RanksView(RunView):
   The colour scale ends at a value that only 2 % of the cells exceed.
   For overlap it is reversed: low values stand out."""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "metric(1)", "Next metric"),
-        Binding("M", "metric(-1)", "Previous metric"),
-        Binding("v", "group", "Hosts, groups or single ranks"),
-        Binding("s", "sort", "By number or by cost"),
-        Binding("enter", "detail", "One rank in detail"),
-        Binding("escape", "back", "All ranks"),
+        Binding("m", "metric(1)", "metric"),
+        hidden("M", "metric(-1)", "Previous metric"),
+        Binding("v", "group", "group"),
+        Binding("s", "sort", "sort"),
+        Binding("enter", "detail", "detail", key_display="Enter"),
+        hidden("escape", "back", "All ranks"),
     ]
 
     def __init__(self, session: ViewerSession) -> None:

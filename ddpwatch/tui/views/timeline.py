@@ -12,15 +12,13 @@ from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.page import no_step
 from ddpwatch.tui.paint.timeline import paint_timeline, ranks_in_view, timeline_axis, timeline_rows
 from ddpwatch.tui.session import ViewerSession
-from ddpwatch.tui.views.base import RunView
+from ddpwatch.tui.views.base import RunView, hidden
 
 
 class TimelineView(RunView):
     """One step, all ranks on one axis, or the rolling last seconds."""
 
     NAME = "Timeline"
-    KEYS = (("←→", "cursor"), ("+ -", "zoom"), ("m", "measure"), ("[ ]", "step"), ("S", "slowest"), ("n", "finding"),
-            ("r", "seconds"))  # fmt: skip
     DEFINITIONS = """\
   ←→ j k  cursor, by cell and rank    + - 0   zoom in, out, full step
   H L     pan                         m       measure from here, or stop
@@ -36,18 +34,18 @@ class TimelineView(RunView):
   shadow step are not timed, and of an unwatched step only start and end
   are known."""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "move(-1)", "Cursor left"),
-        Binding("right,l", "move(1)", "Cursor right"),
-        Binding("shift+left,b", "move(-10)", "Cursor far left"),
-        Binding("shift+right,w", "move(10)", "Cursor far right"),
-        Binding("H", "pan(-0.5)", "Pan left"),
-        Binding("L", "pan(0.5)", "Pan right"),
-        Binding("plus,equals_sign", "zoom(1)", "Zoom in"),
-        Binding("minus", "zoom(-1)", "Zoom out"),
-        Binding("0", "zoom_reset", "Full step"),
-        Binding("m", "measure", "Measure"),
-        Binding("r", "rolling", "Rolling seconds"),
-        Binding("v", "density", "Denser rows"),
+        Binding("left,h", "move(-1)", "cursor", key_display="←→"),
+        hidden("right,l", "move(1)", "Cursor right"),
+        hidden("shift+left,b", "move(-10)", "Cursor far left"),
+        hidden("shift+right,w", "move(10)", "Cursor far right"),
+        hidden("H", "pan(-0.5)", "Pan left"),
+        hidden("L", "pan(0.5)", "Pan right"),
+        Binding("plus,equals_sign", "zoom(1)", "zoom", key_display="+ -"),
+        hidden("minus", "zoom(-1)", "Zoom out"),
+        hidden("0", "zoom_reset", "Full step"),
+        Binding("m", "measure", "measure"),
+        Binding("r", "rolling", "seconds"),
+        hidden("v", "density", "Denser rows"),
     ]
 
     def __init__(self, session: ViewerSession, window_s: float) -> None:

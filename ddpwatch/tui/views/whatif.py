@@ -14,7 +14,6 @@ class WhatIfView(RunView):
     """Predictions from the full steps that are kept. They are made only while the view is shown."""
 
     NAME = "What if"
-    KEYS = (("↑↓", "select"),)
     DEFINITIONS = """\
   measured  the mean of the full steps that are kept, also of those
             before an incident
