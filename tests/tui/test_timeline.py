@@ -1,5 +1,7 @@
 """The Timeline shown's model: window arithmetic, and the exact values under the cursor."""
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -169,3 +171,18 @@ class TestPaint:
             model, _ = timeline(messages)
             rows = paint_timeline(model, Window.all_of(model.length_ns), Cursor(0, 0), Inspection(), (80, 16), 0)
             assert all(sum(len(part) for part, _ in row) == 80 for row in rows)
+
+
+def test_the_cursors_label_leaves_no_part_of_the_axiss_numbers():
+    model, _ = timeline(run(3))
+    everything = Window.all_of(model.length_ns)
+
+    def axis_line(at_ns):
+        rows = plain(paint_timeline(model, everything, Cursor(at_ns, 0), Inspection(), (80, 24), 0))
+        return next(row for row in rows if "▲" in row)
+
+    lines = [axis_line(model.length_ns * cell // 140) for cell in range(140)]
+    numbers = {number for line in (lines[0], lines[-1]) for number in re.findall(r"╵([\d.]+)", line)}
+    for line in lines:
+        assert set(re.findall(r"╵([\d.]+)", line)) <= numbers
+        assert not re.search(r"\d", re.sub(r"╵[\d.]+|▲[\d.]+ ms", "", line))

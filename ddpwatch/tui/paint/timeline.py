@@ -98,7 +98,22 @@ def _paint_cursor(canvas: Canvas, axis: Axis, at_ns: int, bottom: int, sign: str
         char = canvas.char_at(x, y)
         canvas.put(x, y, "│" if char in " ·" else char, "cursor")
     label = f"{sign}{ms(at_ns)} ms"
-    canvas.put(x if x + len(label) <= canvas.width else canvas.width - len(label), bottom, label, "cursor")
+    x = min(x, canvas.width - len(label))
+    _clear_cut_number(canvas, x - 1, bottom, -1)
+    _clear_cut_number(canvas, x + len(label), bottom, 1)
+    canvas.put(x, bottom, label, "cursor")
+
+
+def _clear_cut_number(canvas: Canvas, x: int, y: int, by: int) -> None:
+    """Removes what is left of the axis's number that a label covers: without all of its digits it is another one."""
+    while canvas.char_at(x, y) not in ("", "─", " "):
+        at_its_start = canvas.char_at(x, y) == "╵"
+        if at_its_start and by > 0:
+            return
+        canvas.put(x, y, "─", "faint")
+        if at_its_start:
+            return
+        x += by
 
 
 def _paint_values(canvas: Canvas, found: Inspection, y: int) -> None:

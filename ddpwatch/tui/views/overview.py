@@ -30,7 +30,6 @@ class OverviewView(RunView):
         self.first_rank: int | None = None  # until the user scrolls, the lanes are of the ranks worth a look
 
     def body(self, width: int, height: int) -> list[Row]:
-        """See `RunView.body`."""
         if (followed := self.session.followed_rank()) is not None:
             self.first_rank = min(max(self._index(followed) - 1, 0), self._last_first())
         return paint_overview(self.session.overview, width, height, self.first_rank)
