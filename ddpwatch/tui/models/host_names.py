@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host
@@ -44,3 +44,11 @@ def host_names(state: RunState) -> HostNames:
         for host, own in ranks.items()
     }
     return HostNames({rank: called[host] for host, own in ranks.items() for rank in own}, len(ranks) > 1, called)
+
+
+def by_host(ranks: Iterable[int], hosts: Mapping[int, str]) -> dict[str, list[int]]:
+    """Returns the ranks of each host, in the order of their lowest ranks, by what the host is called."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(hosts.get(rank, ""), []).append(rank)
+    return found

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ddpwatch.tui.models.host_names import by_host
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.wire.messages import Device
 
@@ -34,9 +35,6 @@ class HostLine:
 
 def host_lines(model: Overview) -> list[HostLine]:
     """Returns the hosts: costliest first, then those that are unseen, then by their lowest ranks."""
-    ranks: dict[str, list[int]] = {}
-    for rank, host in sorted(model.hosts.items()):
-        ranks.setdefault(host, []).append(rank)
     machines = {line.host: line.device for line in model.devices if line.device.kind == "cpu"}
     busy: dict[str, list[float]] = {}
     for line in model.devices:
@@ -44,7 +42,7 @@ def host_lines(model: Overview) -> list[HostLine]:
             busy.setdefault(line.host, []).append(line.device.utilization)
     cost, total = model.diagnosed.waited_for, model.diagnosed.lost.rank_ns
     lines = []
-    for host, own in ranks.items():
+    for host, own in by_host(sorted(model.hosts), model.hosts).items():
         spent = sum(cost.get(rank, 0) for rank in own)
         share, unseen = spent / total if total else None, not model.unseen.isdisjoint(own)
         machine, used = (None, None) if unseen else (machines.get(host), busy.get(host))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
 
 from ddpwatch.analysis.step import USE_NAMES, StepFigures, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.common.text import ms
 from ddpwatch.sampling.levels import FULL, status_name
+from ddpwatch.tui.models.by_rank import ByRank
 from ddpwatch.viewer.state import StepAcrossRanks
 from ddpwatch.wire.messages import Mark, Step
 
@@ -106,8 +106,11 @@ class Lane:
         return rows
 
 
-class Lanes(Sequence[Lane]):
-    """The lanes of some of a step's ranks, each made when it is first read.
+Lanes = ByRank[Lane]
+
+
+def lanes_of(step: StepAcrossRanks, ranks: Sequence[int], origin_ns: int | None, marks: MarksByRank) -> Lanes:
+    """Returns the lanes of some of a step's ranks.
 
     Args:
         step: The step.
@@ -116,34 +119,13 @@ class Lanes(Sequence[Lane]):
         marks: The run's marks by rank.
     """
 
-    def __init__(self, step: StepAcrossRanks, ranks: Sequence[int], origin_ns: int | None, marks: MarksByRank) -> None:
-        self.ranks = ranks
-        self._step = step
-        self._origin_ns = origin_ns
-        self._marks = marks
-        self._made: dict[int, Lane] = {}
+    def lane(rank: int) -> Lane:
+        own = step.ranks[rank]
+        offset = 0 if origin_ns is None else step.start_of(rank) - origin_ns
+        found = tuple(mark for mark in marks.get(rank, ()) if in_step(mark, own))
+        return Lane(rank, offset, own, step.figures[rank], step, found)
 
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    @overload
-    def __getitem__(self, index: int) -> Lane: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Lane]: ...
-    def __getitem__(self, index: int | slice) -> Lane | list[Lane]:
-        """Returns lanes by their index."""
-        if isinstance(index, slice):
-            return [self.of(rank) for rank in self.ranks[index]]
-        return self.of(self.ranks[index])
-
-    def of(self, rank: int) -> Lane:
-        """Returns a rank's lane."""
-        if rank not in self._made:
-            own = self._step.ranks[rank]
-            offset = 0 if self._origin_ns is None else self._step.start_of(rank) - self._origin_ns
-            marks = tuple(mark for mark in self._marks.get(rank, ()) if in_step(mark, own))
-            self._made[rank] = Lane(rank, offset, own, self._step.figures[rank], self._step, marks)
-        return self._made[rank]
+    return ByRank(ranks, lane)
 
 
 def picked(ranks: Sequence[int], named: Sequence[int], peers: Sequence[int], room: int) -> list[int]:
@@ -233,7 +215,7 @@ def step_lanes(
         marks: The run's marks.
     """
     selected = [rank for rank in sorted(step.members) if shown is None or rank in shown]
-    lanes = Lanes(step, selected, step.start_ns if step.comparable else None, marks_by_rank(marks))
+    lanes = lanes_of(step, selected, step.start_ns if step.comparable else None, marks_by_rank(marks))
     if comm_rows < MAX_COMM_ROWS:
         comm_rows = max(comm_rows, *(len(lane.stacked()) for lane in lanes[:_SAMPLED_RANKS]), 1)
     return StepLanes(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from itertools import islice
-from typing import overload
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
@@ -20,6 +19,7 @@ from ddpwatch.analysis.diagnosis.words.wording import ACTIVITIES, LIVE_PHASES
 from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.sampling.cost import Cost
+from ddpwatch.tui.models.by_rank import ByRank
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines
 from ddpwatch.tui.models.history import HistoryPoint, StepHistory
 from ddpwatch.tui.models.host_names import HostNames, host_names
@@ -154,41 +154,18 @@ class Overview:
         return self.diagnosed.slowest
 
 
-class RankLines(Sequence[RankLine]):
-    """The rank table's lines, each made when it is first read."""
+def rank_lines(
+    state: RunState, ranks: Sequence[int], hosts: HostNames, summary: Summary, diagnosed: Diagnosed
+) -> ByRank[RankLine]:
+    """Returns the rank table's lines."""
+    blamed, stuck = diagnosed.slowest.ranks[0] if diagnosed.slowest else None, stuck_ranks(diagnosed.incidents)
 
-    def __init__(
-        self, state: RunState, ranks: Sequence[int], hosts: HostNames, summary: Summary, diagnosed: Diagnosed
-    ) -> None:
-        self.ranks = ranks
-        self._hosts = hosts
-        self._state = state
-        self._summary = summary
-        self._blamed = diagnosed.slowest.ranks[0] if diagnosed.slowest else None
-        self._stuck = stuck_ranks(diagnosed.incidents)
-        self._made: dict[int, RankLine] = {}
+    def line(rank: int) -> RankLine:
+        known = state.ranks[rank]
+        status = rank_status(state, known, rank in stuck)
+        return _rank_line(known, hosts.of_rank.get(rank, ""), status, summary, rank == blamed)
 
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    @overload
-    def __getitem__(self, index: int) -> RankLine: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[RankLine]: ...
-    def __getitem__(self, index: int | slice) -> RankLine | list[RankLine]:
-        """Returns lines by their index in the table."""
-        if isinstance(index, slice):
-            return [self.of(rank) for rank in self.ranks[index]]
-        return self.of(self.ranks[index])
-
-    def of(self, rank: int) -> RankLine:
-        """Returns a rank's line."""
-        if rank not in self._made:
-            known = self._state.ranks[rank]
-            status = rank_status(self._state, known, rank in self._stuck)
-            host = self._hosts.of_rank.get(rank, "")
-            self._made[rank] = _rank_line(known, host, status, self._summary, rank == self._blamed)
-        return self._made[rank]
+    return ByRank(ranks, line)
 
 
 class OverviewBuilder:
@@ -219,7 +196,7 @@ class OverviewBuilder:
         diagnosed = self.diagnosis(state, link.at_rest)
         verdict = state.verdict(summary, diagnosed.incidents)
         hosts = host_names(state)
-        lines = RankLines(state, filtered(state, state.ranks, filter_text), hosts, summary, diagnosed)
+        lines = rank_lines(state, filtered(state, state.ranks, filter_text), hosts, summary, diagnosed)
         return Overview(
             link=link,
             run_id=state.run_id or link.name,
@@ -326,7 +303,9 @@ def paused_overview(frozen: Overview, now: Overview, lanes: StepLanes | None) ->
     return replace(frozen, link=now.link, newest_step=now.newest_step, end=now.end, lanes=lanes or frozen.lanes)
 
 
-def _worst(state: RunState, lines: RankLines, named: Sequence[int], cost: Mapping[int, int]) -> tuple[RankLine, ...]:
+def _worst(
+    state: RunState, lines: ByRank[RankLine], named: Sequence[int], cost: Mapping[int, int]
+) -> tuple[RankLine, ...]:
     """Returns the ranks that the verdict names, those of which nothing comes or that failed, and those waited for."""
     order = [*sorted(named, key=lambda rank: -cost.get(rank, 0)), *filter(partial(_troubled, state), lines.ranks)]
     order += sorted(cost, key=lambda rank: -cost[rank])

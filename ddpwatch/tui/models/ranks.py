@@ -141,14 +141,6 @@ def _short(host: str) -> str:
     return host if name.isdecimal() else f"{name}{gap}{ranks}"
 
 
-def by_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> list[Sequence[int]]:
-    """Returns one row per host, in the order of their lowest ranks."""
-    found: dict[str, list[int]] = {}
-    for rank in ranks:
-        found.setdefault(hosts.get(rank, ""), []).append(rank)
-    return list(found.values())
-
-
 def _groups_named(ids: Sequence[int]) -> str:
     return ",".join(map(str, ids[:3])) + ("…" if len(ids) > 3 else "")
 

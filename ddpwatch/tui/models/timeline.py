@@ -9,7 +9,7 @@ from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 from ddpwatch.common.intervals import total_within
 from ddpwatch.common.text import UNKNOWN, ms, size, with_unit
 from ddpwatch.sampling.levels import is_watched
-from ddpwatch.tui.models.lanes import MAX_COMM_ROWS, Bar, Lane, Lanes, StepLanes, marks_by_rank
+from ddpwatch.tui.models.lanes import MAX_COMM_ROWS, Bar, Lane, Lanes, StepLanes, lanes_of, marks_by_rank
 from ddpwatch.tui.text import Field, shorten_name
 from ddpwatch.viewer.state import StepAcrossRanks
 from ddpwatch.wire.messages import Mark
@@ -109,7 +109,7 @@ def timeline_of_seconds(
     shown = tuple(step for step in steps if step.end_ns > since_ns and step.comparable) or (steps[-1],)
     origin = shown[0].start_ns
     by_rank = marks_by_rank(marks)
-    lanes = tuple(Lanes(step, ranks, origin, by_rank) for step in shown)
+    lanes = tuple(lanes_of(step, ranks, origin, by_rank) for step in shown)
     title = f"the last {(end_ns - origin) / 1e9:.1f} s, steps {shown[0].step}–{shown[-1].step}"
     return Timeline(shown, lanes, ranks, max(end_ns - origin, 1), True, min(comm_rows, MAX_COMM_ROWS), title)
 

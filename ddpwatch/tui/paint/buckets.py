@@ -8,7 +8,7 @@ from ddpwatch.analysis.buckets import BucketStep, BucketSummary
 from ddpwatch.analysis.step import BACKWARD_GATHER, USE_NAMES
 from ddpwatch.common.text import UNKNOWN, ms, one_of, percent, size, three_digits
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.paint.grid import GridColumn, paint_grid
+from ddpwatch.tui.paint.grid import Column, paint_grid
 from ddpwatch.tui.paint.spark import paint_columns
 from ddpwatch.tui.text import shorten, shorten_name
 
@@ -25,29 +25,29 @@ def _numbered(row: BucketSummary) -> str:
     return f"{row.module}:{row.index}" if row.module else str(row.index)
 
 
-COLUMNS: tuple[GridColumn[BucketSummary], ...] = (
-    GridColumn("bucket", 8, _numbered, lambda r: r.index, 0),
-    GridColumn("bytes", 11, lambda r: size(r.nbytes), lambda r: r.nbytes, 5),
-    GridColumn("ready ms", 10, lambda r: ms(r.ready), lambda r: r.ready, 6),
-    GridColumn("launch ms", 11, lambda r: ms(r.launch), lambda r: r.launch, 2),
-    GridColumn("done ms", 9, lambda r: ms(r.done), lambda r: r.done, 4),
-    GridColumn("wait ms", 9, lambda r: ms(r.wait), lambda r: r.wait, 1),
-    GridColumn("transfer ms", 13, lambda r: ms(r.transfer), lambda r: r.transfer, 3),
-    GridColumn("exposed ms", 12, lambda r: ms(r.exposed), lambda r: r.exposed, 1, _exposed_style),
-    GridColumn(
-        "busbw GB/s", 12, lambda r: three_digits(None if r.busbw is None else r.busbw / 1e9), lambda r: r.busbw, 7
+COLUMNS: tuple[Column[BucketSummary], ...] = (
+    Column("bucket", 8, _numbered, 0, lambda r: r.index),
+    Column("bytes", 11, lambda r: size(r.nbytes), 5, lambda r: r.nbytes),
+    Column("ready ms", 10, lambda r: ms(r.ready), 6, lambda r: r.ready),
+    Column("launch ms", 11, lambda r: ms(r.launch), 2, lambda r: r.launch),
+    Column("done ms", 9, lambda r: ms(r.done), 4, lambda r: r.done),
+    Column("wait ms", 9, lambda r: ms(r.wait), 1, lambda r: r.wait),
+    Column("transfer ms", 13, lambda r: ms(r.transfer), 3, lambda r: r.transfer),
+    Column("exposed ms", 12, lambda r: ms(r.exposed), 1, lambda r: r.exposed, _exposed_style),
+    Column(
+        "busbw GB/s", 12, lambda r: three_digits(None if r.busbw is None else r.busbw / 1e9), 7, lambda r: r.busbw
     ),
-    GridColumn("last rank", 11, lambda r: _last(r), lambda r: r.last_share, 2),
+    Column("last rank", 11, lambda r: _last(r), 2, lambda r: r.last_share),
 )  # fmt: skip
 
 
 _USES = {"all_gather": "gather", BACKWARD_GATHER: "gather b", "reduce_scatter": "scatter", "all_reduce": "reduce"}
-GROUP_COLUMN: GridColumn[BucketSummary] = GridColumn(
-    "group", 13, lambda r: f"{r.index} {_USES.get(r.use, ''):<8}", lambda r: r.index
+GROUP_COLUMN: Column[BucketSummary] = Column(
+    "group", 13, lambda r: f"{r.index} {_USES.get(r.use, ''):<8}", 0, lambda r: r.index
 )
 
 
-def _columns(rows: Sequence[BucketSummary]) -> tuple[GridColumn[BucketSummary], ...]:
+def _columns(rows: Sequence[BucketSummary]) -> tuple[Column[BucketSummary], ...]:
     """Returns the columns; with FSDP2, a parameter group takes the place of a bucket."""
     return (GROUP_COLUMN, *COLUMNS[1:]) if any(row.use for row in rows) else COLUMNS
 

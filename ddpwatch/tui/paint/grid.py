@@ -15,33 +15,33 @@ SORTED = "▼"
 
 
 @dataclass(frozen=True, slots=True)
-class GridColumn(Generic[T]):
+class Column(Generic[T]):
     """A column of a table.
 
     Attributes:
         cell: A row's text.
-        key: The value that rows are sorted by; None sorts last.
         priority: 0 is dropped last.
+        key: The value that rows are sorted by; None sorts last.
         style: A row's style.
     """
 
     heading: str
     width: int
     cell: Callable[[T], str]
-    key: Callable[[T], float | None]
     priority: int = 0
+    key: Callable[[T], float | None] = lambda _: None
     style: Callable[[T], str] = lambda _: "text"
 
 
-def columns_that_fit(columns: Sequence[GridColumn[T]], width: int) -> list[GridColumn[T]]:
+def columns_that_fit(columns: Sequence[Column[T]], width: int) -> list[Column[T]]:
     """Drops the least important columns until the rest fits."""
     kept = list(columns)
-    while len(kept) > 1 and sum(column.width for column in kept) + 2 > width:
+    while kept and sum(column.width for column in kept) > width:
         kept.remove(max(kept, key=lambda column: column.priority))
     return kept
 
 
-def sort_rows(rows: Sequence[T], column: GridColumn[T], descending: bool) -> list[T]:
+def sort_rows(rows: Sequence[T], column: Column[T], descending: bool) -> list[T]:
     """Sorts by a column; rows without a value come last in either order."""
     known = [row for row in rows if column.key(row) is not None]
     unknown = [row for row in rows if column.key(row) is None]
@@ -50,7 +50,7 @@ def sort_rows(rows: Sequence[T], column: GridColumn[T], descending: bool) -> lis
 
 def paint_grid(
     canvas: Canvas,
-    columns: Sequence[GridColumn[T]],
+    columns: Sequence[Column[T]],
     rows: Sequence[T],
     first: int,
     selected: int | None,
@@ -59,7 +59,7 @@ def paint_grid(
 ) -> int:
     """Paints heading and rows from the ``first`` on; returns the cell after the last column."""
     width = canvas.width if width is None else width
-    kept = columns_that_fit(columns, width)
+    kept = columns_that_fit(columns, width - 2)
     canvas.fill(0, canvas.width, 0, " ", "heading")
     _paint_headings(canvas, kept, sorted_by)
     for y, row in enumerate(rows[first : first + max(canvas.height - 1, 0)], start=1):
@@ -75,7 +75,7 @@ def paint_grid(
     return 1 + sum(column.width for column in kept)
 
 
-def _paint_headings(canvas: Canvas, columns: Sequence[GridColumn[T]], sorted_by: str) -> None:
+def _paint_headings(canvas: Canvas, columns: Sequence[Column[T]], sorted_by: str) -> None:
     x = 1
     for column in columns:
         sorts = column.heading == sorted_by

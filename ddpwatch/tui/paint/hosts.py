@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
-from ddpwatch.common.text import UNKNOWN, size, spans, with_unit
+from ddpwatch.common.text import UNKNOWN, size, spans
 from ddpwatch.tui.models.hosts import HostLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.device_limits import limit_fields
-from ddpwatch.tui.paint.grid import GridColumn, columns_that_fit, paint_grid
+from ddpwatch.tui.paint.grid import Column, paint_grid
 from ddpwatch.tui.text import fit, shorten_host
 from ddpwatch.wire.messages import Device
 
@@ -47,19 +47,16 @@ def _cost_style(line: HostLine) -> str:
     return "bad" if line.cost_ns else "dim"
 
 
-COLUMNS: tuple[GridColumn[HostLine], ...] = (
-    GridColumn("host", 14, lambda line: shorten_host(line.host, 13), lambda _: None, 0, _name_style),
-    GridColumn("ranks", 11, lambda line: spans(line.ranks, 2), lambda _: None, 1),
-    GridColumn("cost rank-s", 12, lambda line: seconds_text(line.cost_ns) if line.cost_ns else "", lambda _: None, 3,
-               _cost_style),
-    GridColumn("of run", 7, lambda line: share_text(line.share) if line.cost_ns else "", lambda _: None, 0,
-               _cost_style),
-    GridColumn("CPU", 6, _of_machine(lambda device: device.utilization, _percent), lambda _: None, 0),
-    GridColumn("net ↑", 12, _of_machine(lambda device: device.net_tx_bytes_s, _rate), lambda _: None, 0),
-    GridColumn("net ↓", 12, _of_machine(lambda device: device.net_rx_bytes_s, _rate), lambda _: None, 0),
-    GridColumn("GPUs busy", 10, lambda line: with_unit(UNKNOWN if line.gpus_busy is None else f"{line.gpus_busy:.0f}",
-                                                       "%"), lambda _: None, 2),
-    GridColumn("memory", 7, _of_machine(_memory, _percent), lambda _: None, 4),
+COLUMNS: tuple[Column[HostLine], ...] = (
+    Column("host", 14, lambda line: shorten_host(line.host, 13), 0, style=_name_style),
+    Column("ranks", 11, lambda line: spans(line.ranks, 2), 1),
+    Column("cost rank-s", 12, lambda line: seconds_text(line.cost_ns) if line.cost_ns else "", 3, style=_cost_style),
+    Column("of run", 7, lambda line: share_text(line.share) if line.cost_ns else "", 0, style=_cost_style),
+    Column("CPU", 6, _of_machine(lambda device: device.utilization, _percent), 0),
+    Column("net ↑", 12, _of_machine(lambda device: device.net_tx_bytes_s, _rate), 0),
+    Column("net ↓", 12, _of_machine(lambda device: device.net_rx_bytes_s, _rate), 0),
+    Column("GPUs busy", 10, lambda line: UNKNOWN if line.gpus_busy is None else _percent(line.gpus_busy), 2),
+    Column("memory", 7, _of_machine(_memory, _percent), 4),
 )  # fmt: skip
 
 
@@ -71,7 +68,7 @@ def paint_hosts(lines: Sequence[HostLine], size: tuple[int, int], first: int) ->
     width, height = size
     canvas = Canvas(width, height)
     room = width if width < 2 * _LEAST_LIMITS else width - _LEAST_LIMITS // 2
-    end = paint_grid(canvas, columns_that_fit(COLUMNS, room), lines, first, None, width=room) + 2
+    end = paint_grid(canvas, COLUMNS, lines, first, None, width=room) + 2
     if (below := len(lines) - first - height + 1) > 0:
         canvas.put(width - len(f"{below} more") - 1, 0, f"{below} more", "heading")
     for y, line in enumerate(lines[first : first + max(height - 1, 0)], start=1):

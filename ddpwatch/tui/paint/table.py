@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 
 from ddpwatch.common.text import UNKNOWN, ms, percent
 from ddpwatch.tui.models.overview import RankLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.grid import Column, columns_that_fit
 from ddpwatch.tui.text import shorten_host, shorten_name
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: heading, width, text of a cell, priority (0 is dropped last). Status takes the rest of the width."""
-
-    heading: str
-    width: int
-    cell: Callable[[RankLine], str]
-    priority: int = 0
 
 
 def _number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-COLUMNS = (
+COLUMNS: tuple[Column[RankLine], ...] = (
     Column("step", 7, lambda row: _number(row.step), 2),
     Column("step ms", 8, lambda row: ms(row.summary.step_ns), 2),
     Column("late ms", 8, lambda row: ms(row.summary.late_ns), 1),
@@ -42,12 +32,9 @@ _STATUS_LEAST = 14
 _STATUS_MOST = 52
 
 
-def columns_for(width: int) -> list[Column]:
-    """Returns the columns that leave enough room for rank and status; the least important are dropped first."""
-    columns = list(COLUMNS)
-    while columns and sum(column.width for column in columns) + 7 + _STATUS_LEAST > width:
-        columns.remove(max(columns, key=lambda column: column.priority))
-    return columns
+def columns_for(width: int) -> list[Column[RankLine]]:
+    """Returns the columns that leave enough room for rank and status, which takes the rest of the width."""
+    return columns_that_fit(COLUMNS, width - 7 - _STATUS_LEAST)
 
 
 def paint_table(
@@ -72,7 +59,7 @@ def paint_table(
     return canvas.rows()
 
 
-def _paint_heading(canvas: Canvas, columns: Sequence[Column], host: int, left_out: int) -> None:
+def _paint_heading(canvas: Canvas, columns: Sequence[Column[RankLine]], host: int, left_out: int) -> None:
     canvas.fill(0, canvas.width, 0, " ", "heading")
     canvas.put(1, 0, "rank", "heading")
     if host:
@@ -85,12 +72,12 @@ def _paint_heading(canvas: Canvas, columns: Sequence[Column], host: int, left_ou
         x += column.width
 
 
-def _figures_at(canvas: Canvas, columns: Sequence[Column], host: int) -> int:
+def _figures_at(canvas: Canvas, columns: Sequence[Column[RankLine]], host: int) -> int:
     """Returns where the figures start: at the right, but not too far from the status."""
     return min(canvas.width - sum(column.width for column in columns), 7 + host + _STATUS_MOST)
 
 
-def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column], host: int, y: int) -> None:
+def _paint_row(canvas: Canvas, row: RankLine, columns: Sequence[Column[RankLine]], host: int, y: int) -> None:
     canvas.put(1, y, f"{row.rank:>4}", "bad" if row.slowest or row.severity == "bad" else "strong")
     if host:
         pid = f" / {_number(row.pid)}" if host >= _HOST else ""
@@ -115,7 +102,7 @@ def _in_brief(status: str) -> str:
     return status.partition(" for ")[0].partition(":")[0]
 
 
-def _cell_style(column: Column, row: RankLine, text: str) -> str:
+def _cell_style(column: Column[RankLine], row: RankLine, text: str) -> str:
     if text == UNKNOWN:
         return "dim"
     if (column.heading == "drops" and row.dropped) or (column.heading == "late ms" and row.slowest):

@@ -8,9 +8,10 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from ddpwatch.tui.models.devices import DeviceLine
+from ddpwatch.tui.models.host_names import by_host
 from ddpwatch.tui.models.log import mark_duration
 from ddpwatch.tui.models.overview import filtered
-from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, by_host, costliest_first, groups_of, with_diagnosis
+from ddpwatch.tui.models.ranks import METRICS, HeatMap, HeatMaps, costliest_first, groups_of, with_diagnosis
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.page import no_step
 from ddpwatch.tui.paint.ranks import TOP_ROWS, cell_size, columns_for, paint_heat, paint_rank
@@ -73,7 +74,9 @@ class RanksView(RunView):
         ranks = filtered(self.session.state, self.session.state.ranks, self.session.filter)
         rows = max(height - TOP_ROWS - 1, 1)
         hosts = overview.hosts if self.rows == "hosts" and len(ranks) > rows else {}
-        groups: Sequence[Sequence[int]] = by_host(ranks, hosts) if hosts else groups_of(ranks, self._most(rows, ranks))
+        groups: Sequence[Sequence[int]] = (
+            list(by_host(ranks, hosts).values()) if hosts else groups_of(ranks, self._most(rows, ranks))
+        )
         if self.by_cost or hosts:
             groups = costliest_first(groups, overview.diagnosed.waited_for, overview.unseen)
         return with_diagnosis(self.maps.build(steps, METRICS[self.metric], groups), overview)
