@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOB := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node=2
 STAMP := $(VENV)/.installed
 # Hundreds of processes start: without bytecode files each would compile our modules again, and torch's idle threads spin.
 TESTS := -m pytest --numprocesses 4 --fork-workers --reruns 1 --rerun-show-tracebacks -raR
@@ -68,9 +67,7 @@ framework-table: install
 	$(BIN)/python -m pytest tests/integration/test_unmodified.py --write-table
 
 screenshots: install
-	rm -f $(VENV)/screens.mcap
-	$(JOB) demo/train.py --steps 120 --record $(VENV)/screens.mcap
-	$(BIN)/python docs/make_screenshots.py $(VENV)/screens.mcap
+	$(BIN)/python docs/make_screenshots.py tests/data/written-by-0.1.mcap
 	$(BIN)/python docs/make_screenshots.py --synthetic 16 --name synthetic --views
 	$(BIN)/python docs/make_screenshots.py --scenes
 

@@ -6,8 +6,8 @@
 
 Without ``--views`` it makes the overview in three terminal sizes; with it, every view at 160x44. For jobs of many ranks
 ``tests/support/synthetic.py`` makes up the frames, and the screen calls the run "synthetic". One of its ranks is late;
-the Compare view compares it with the same job without that. ``--scenes`` shows runs of ``tests/support/scenes.py``:
-incidents and hosts.
+the Compare view compares it with the same job without that; What if shows a smaller job. ``--scenes`` shows runs of
+``tests/support/scenes.py``: incidents and hosts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ddpwatch.tui.feed import FrameList, ReplayFeed, ReplaySpec
 from ddpwatch.tui.views import VIEWS
 from tests.support.scenes import SCENES
 from tests.support.synthetic import Fleet, enveloped
+from tests.support.whatif import MadeUpJob
 
 SIZES = ((80, 24), (120, 36), (200, 50))
 VIEW_SIZE = (160, 44)
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
                 if keys[-1:] == VIEW_KEYS["compare"] and baseline is None:
                     continue
                 path = args.output / f"{name}.svg"
-                path.write_text(asyncio.run(screenshot(_frames(args), size, keys, baseline)), encoding="utf-8")
+                path.write_text(asyncio.run(screenshot(_frames(args, keys), size, keys, baseline)), encoding="utf-8")
                 print(path)
     except DdpwatchError as error:
         print(f"make_screenshots: {error}", file=sys.stderr)
@@ -79,9 +80,13 @@ def _screens(args: argparse.Namespace) -> Iterator[tuple[str, tuple[int, int], t
             yield f"{args.name}-{width}x{height}", (width, height), back
 
 
-def _frames(args: argparse.Namespace) -> ReplaySpec:
+def _frames(args: argparse.Namespace, keys: tuple[str, ...]) -> ReplaySpec:
     if args.synthetic is None:
         return ReplaySpec(args.recording.name, Recording(args.recording))
+    if keys[-1:] == VIEW_KEYS["whatif"]:  # it needs buckets that follow from the sizes of parameters
+        return ReplaySpec(
+            "made-up", FrameList(enveloped(MadeUpJob(steps=SYNTHETIC_STEPS, late_ms=(0.0, 4.0)).messages()))
+        )
     fleet = Fleet(args.synthetic, late={args.synthetic // 3: LATE_MS}, gpus=True)
     frames = enveloped(fleet.frames(SYNTHETIC_STEPS), every_ns=100_000_000 // args.synthetic)
     return ReplaySpec("synthetic", FrameList(frames))
