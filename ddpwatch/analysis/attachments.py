@@ -9,7 +9,7 @@ import msgspec
 from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.findings import findings
-from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.sampling.levels import FULL
 from ddpwatch.wire.messages import Bye, ClockExchange, FrameError, Group, Hello, Layout, Mark, Message, NodeStep, Step
 from ddpwatch.wire.node_step import expand

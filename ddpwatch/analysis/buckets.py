@@ -128,7 +128,7 @@ class BucketTable:
 
 
 def _place(bucket: Bucket) -> tuple[int, int, int]:
-    """Returns a parameter group is gathered before it is reduced."""
+    """Returns where a bucket stands in a table: a parameter group is gathered before it is reduced."""
     module, index, use = bucket
     return module, index, _USES.index(use)
 

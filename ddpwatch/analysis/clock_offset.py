@@ -33,12 +33,12 @@ class Bound(NamedTuple):
 
 
 def at_least(at_ns: int, value: int) -> Bound:
-    """Returns the offset was no less."""
+    """Returns the bound below which the offset was not."""
     return Bound(at_ns, value, AT_LEAST)
 
 
 def at_most(at_ns: int, value: int) -> Bound:
-    """Returns the offset was no more."""
+    """Returns the bound above which the offset was not."""
     return Bound(at_ns, value, AT_MOST)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ddpwatch.analysis.figures import Report
-from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.common.text import number, percent
 from ddpwatch.errors import UsageError
 from ddpwatch.report.lost import lost_sentence

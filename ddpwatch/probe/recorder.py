@@ -393,7 +393,7 @@ class StepRecorder:
         *,
         launch: int | None = None,
     ) -> BucketRecord | None:
-        """Returns a bucket's collective is issued. None outside a backward that is being recorded.
+        """Notes that a bucket's collective is issued. Returns None outside a backward that is being recorded.
 
         Args:
             module: Number of the watched module.
@@ -415,7 +415,7 @@ class StepRecorder:
         return bucket
 
     def collective_launch(self, bucket: BucketRecord) -> bool:
-        """Returns a collective that does not belong to a backward alone is issued; whether the open step has it now."""
+        """Notes that a collective of more than a backward is issued; returns whether the open step has it now."""
         if self.current is None or self.phase in ("", "input"):
             return False
         if len(self.current.buckets) >= MAX_COLLECTIVES:

@@ -30,7 +30,7 @@ class ShardedObserver(Protocol):
     def launch(
         self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
     ) -> BucketRecord | None:
-        """Returns a collective is about to be issued; None where it is left alone.
+        """Notes that a collective is about to be issued; returns None where it is left alone.
 
         Args:
             op: Its operation.

@@ -24,7 +24,7 @@ from ddpwatch.analysis.compare import (
 from ddpwatch.analysis.figures import RecordingFigures, Report
 from ddpwatch.analysis.findings import findings, notes
 from ddpwatch.analysis.outline import Outline
-from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import Run
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording

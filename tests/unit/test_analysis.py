@@ -13,7 +13,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.attachments import ATTACHED_STEPS, AttachmentBuilder
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.findings import findings
-from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
 from ddpwatch.common.text import clean, percent, size

@@ -15,7 +15,7 @@ from ddpwatch.analysis.buckets import BucketTable, bucket_steps, bus_bandwidths
 from ddpwatch.analysis.clock_offset import at_least, at_most
 from ddpwatch.analysis.clocks import ClockDomains, clock_of
 from ddpwatch.analysis.launch_skew import NO_SKEW
-from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.analysis.window import summarise
 from ddpwatch.report.tables import tables

@@ -14,7 +14,7 @@ HEAVY = ("torch", "textual", "plotext", "zmq", "mcap", "pynvml", "numpy")
 
 
 LIGHT = (
-    "import ddpwatch", "import ddpwatch.cli", "import ddpwatch.viewer.state, ddpwatch.analysis.report_figures",
+    "import ddpwatch", "import ddpwatch.cli", "import ddpwatch.viewer.state, ddpwatch.analysis.report_builder",
     "import ddpwatch.report.text, ddpwatch.whatif.text", "import ddpwatch.whatif.answer",
     "import ddpwatch.recording",
 )  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.hangs.liveness import KEEP_ENDED, RankLiveness
+from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Group, Stack
@@ -425,7 +426,7 @@ def test_a_mismatch_shows_both_calls() -> None:
 
 def test_the_costliest_hangs_are_kept() -> None:
     run = Run()
-    for number in range(KEEP_ENDED + 4):
+    for number in range(KEEP_INCIDENTS + 4):
         at = {"step": 40 + number}
         run.put(0, "sync", **at)
         run.put(1, "backward", **at)
@@ -435,7 +436,7 @@ def test_the_costliest_hangs_are_kept() -> None:
             run.put(rank, "forward", step=41 + number)
         run.go(1.0)
     found = run.found()
-    assert len(found) == KEEP_ENDED
+    assert len(found) == KEEP_INCIDENTS
     assert found[0].since_step == 42
 
 

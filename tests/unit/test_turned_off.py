@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.findings import notes
-from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.header import paint_header
 from ddpwatch.viewer.plain import line

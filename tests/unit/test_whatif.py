@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_in
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.kept_steps import StepLimit
-from ddpwatch.analysis.report_figures import ReportBuilder
+from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif import answer
 from ddpwatch.whatif.answer import Prediction, WhatIf

@@ -23,6 +23,7 @@ from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.noise import KEEP_STEPS
+from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.unsound import Unsound
 from ddpwatch.analysis.diagnosis.whole_run.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.whole_run.whole_run import WholeRun
@@ -50,7 +51,6 @@ MOST_SPLITS = 16_384  # with the unwatched steps between them
 WATCHED_PHASES = ("data", "between", "forward", "backward")
 LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
 KEEP_FACTS = 16  # newest watched steps that may still show why
-KEEP_ENDED = 256  # incidents that are over: the costliest
 AS_LATE = 0.5  # times as late, at least, is what goes on after a streak as a part of it
 SHARED = 0.25  # of a streak's late steps: with so many in a known one, it is the same
 _Watch = tuple[int, str]  # a group, and by what its ranks are compared: a phase, or `LATENESS`
@@ -271,7 +271,7 @@ class Diagnosis:
 
     def _keep(self, incident: Incident) -> None:
         self._ended.append(incident)
-        if len(self._ended) > KEEP_ENDED:
+        if len(self._ended) > KEEP_INCIDENTS:
             self._ended.remove(min(self._ended, key=lambda ended: ended.cost_ns))
 
     def _incident(self, late: LateRank) -> Incident:
@@ -313,7 +313,7 @@ class Diagnosis:
         if known is None or self._now_ns - known[0] >= LOOK_AGAIN_NS:
             found = self._devices.cause(late.streak.rank, late.start_ns, late.end_ns)
             known = self._causes[key] = (self._now_ns, found)
-            if len(self._causes) > KEEP_ENDED:
+            if len(self._causes) > KEEP_INCIDENTS:
                 del self._causes[next(iter(self._causes))]
         return known[1]
 

@@ -8,6 +8,7 @@ WORTH_SHARE = 0.01  # of a step: a late rank that costs less is no warning
 
 OVER_SHARE = 0.7  # of what an incident starts at: below that, it is over
 KEEP_ENDED = 64  # of what slowed all ranks and is over, by kind
+KEEP_INCIDENTS = 256  # that are over, of one run: the costliest
 ENOUGH_STEPS = 8  # for a first verdict
 
 # Of device causes. Below these shares of the time, a rank is not late by `LATE_SHARE` of a step.

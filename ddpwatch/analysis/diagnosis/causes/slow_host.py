@@ -110,6 +110,6 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
 
 
 def _gain(late: Sequence[Incident]) -> float | None:
-    """Returns a step waits for one rank only, so what the ranks cost adds up."""
+    """Returns the sum of the ranks' gains: a step waits for one of them only, so they add up."""
     gains = [incident.gain for incident in late if incident.gain is not None]
     return min(sum(gains), 1.0) if gains else None

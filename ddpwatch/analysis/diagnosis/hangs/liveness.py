@@ -14,11 +14,11 @@ from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife, blame, coun
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
 from ddpwatch.analysis.diagnosis.hangs.sentences import death_message, hang_message, mismatch_message, past_hang_message
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, end_of
+from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import STILL_NS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Node, Stack, Step
 
-KEEP_ENDED = 256
 SHOWN_STACKS = 8  # ranks, in an incident
 CHECK_NS = 250_000_000  # between two looks at all ranks
 GAP_NS = 2_000_000_000  # without any frame: the collector, or the machine, was stopped
@@ -277,7 +277,7 @@ class RankLiveness:
             self._count += 1
             past = self._past(hang)
             heapq.heappush(self._ended, (past.cost_ns, self._count, past))
-            if len(self._ended) > KEEP_ENDED:
+            if len(self._ended) > KEEP_INCIDENTS:
                 heapq.heappop(self._ended)
 
     # -- incidents -------------------------------------------------------------------------------------------

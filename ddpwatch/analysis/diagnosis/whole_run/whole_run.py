@@ -170,7 +170,7 @@ class WholeRun:
         return {self._order[0]: "first", self._order[-1]: "last"}.get(bucket, "middle")
 
     def _share_incidents(self, share: _Share, names: LayerNames | None) -> Iterator[Incident]:
-        """Yields what lasts or comes again soon is one incident. What a slower link explains is none."""
+        """Yields an incident for what lasts, or comes again soon; none for what a slower link explains."""
         joined: list[_Spell] = []
         for spell in (*share.over, *([] if share.spell is None else [share.spell])):
             if share is self._exposed and self._slower_link_explains(spell.since, spell is share.spell):
