@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from ddpwatch.whatif.answer import Prediction, ReplayedSetting, WhatIfAnswer
 from demo.whatif import best_cap, main, outcome
 
 
-def scenario(cap_mib: float, gain_ms: float) -> dict[str, Any]:
-    return {
-        "change": f"bucket cap {cap_mib:g} MiB", "cap_mib": cap_mib, "step_ms": 100 - gain_ms, "low": 95 - gain_ms,
-        "high": 105 - gain_ms, "gain_ms": gain_ms, "gain": gain_ms / 100,
-    }  # fmt: skip
+def scenario(cap_mib: float, gain_ms: float) -> Prediction:
+    return Prediction(
+        change=f"bucket cap {cap_mib:g} MiB", cap_mib=cap_mib, step_ms=100 - gain_ms, low=95 - gain_ms,
+        high=105 - gain_ms, p90_ms=104 - gain_ms, exposed_ms=0.0, gain_ms=gain_ms, gain=gain_ms / 100,
+        gain_low_ms=gain_ms, why="", assumes="", code="",
+    )  # fmt: skip
+
+
+def answer(*scenarios: Prediction) -> WhatIfAnswer:
+    replayed = ReplayedSetting(step_ms=100, measured_ms=100, measured_p90_ms=104, error=0, exposed_ms=0)
+    return WhatIfAnswer(steps=50, left_out=0, replayed=replayed, scenarios=scenarios, refused=())
 
 
 def test_the_best_cap_is_that_which_gains_most() -> None:
-    best = best_cap({"scenarios": [scenario(1, -20), scenario(5, 12), scenario(10, 3)]})
+    best = best_cap(answer(scenario(1, -20), scenario(5, 12), scenario(10, 3)))
     assert best is not None
-    assert best["cap_mib"] == 5
+    assert best.cap_mib == 5
 
 
 def test_what_gains_hardly_anything_is_not_worth_a_try() -> None:
-    assert best_cap({"scenarios": [scenario(1, -20), scenario(5, 1)]}) is None
-    assert best_cap({"scenarios": []}) is None
+    assert best_cap(answer(scenario(1, -20), scenario(5, 1))) is None
+    assert best_cap(answer()) is None
 
 
 @pytest.mark.parametrize(("measured_ms", "place", "off"), [(90.0, "within", "-2.2%"), (80.0, "outside", "+10.0%")])
