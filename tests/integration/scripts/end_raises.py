@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ if files:
     for name in ("_silence",) if how == "forks" else ("close", "end"):
         setattr(ProbeSession, name, fail)
 if how == "forks":
+    warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # of its threads, with its pid
     if (child := os.fork()) == 0:
         print("the child's own line", flush=True)
         os._exit(5)
