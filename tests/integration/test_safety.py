@@ -35,6 +35,7 @@ from tests.support.jobs import (
     running,
     the_run,
     together,
+    wait_for,
 )
 
 pytestmark = [pytest.mark.xdist_group("safety"), pytest.mark.seconds(140)]  # one job for all
@@ -186,6 +187,11 @@ def seen(file: Path, times: Path, ranks: int) -> list[dict[str, int]]:
     return [{case: count(rank, *cases[rank][case]) for case in cases[rank]} for rank in range(ranks)]
 
 
+def is_closed(file: Path) -> bool:
+    recording = Recording(file)
+    return len(list(recording)) > 0 and not recording.cut_tail
+
+
 def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome:
     """The job that knows nothing of ddpwatch, by itself and under `ddpwatch run`."""
     plain, watched = path / "plain", path / "watched"
@@ -228,6 +234,7 @@ def sharded_on(path: Path, ranks: int) -> Outcome:
         options = {"preload": COMPILERS, "DDPWATCH": switch, "DDPWATCH_STEPS": "full"}
         code = forked(ranks, logs, "safety_sharded.py", str(logs), **options)
         assert code == 0, (logs / "log").read_text()
+    wait_for(lambda: is_closed(watched / "run.mcap"), "the recording is closed")
     steps = seen(watched / "run.mcap", watched, ranks)
     return Outcome(told(plain, ranks), told(watched, ranks), steps, watched)
 
