@@ -46,7 +46,7 @@ from ddpwatch.wire.messages import (
 
 __all__ = ["RankState", "RankStatus", "RunState", "StepAcrossRanks"]
 
-KEEP_SAMPLES = 65_536  # of all devices, some 1 kB each
+KEEP_DEVICE_SAMPLES = 65_536  # of all devices, some 1 kB each
 SILENT_NS = 3_000_000_000
 WAITING_NS = 1_000_000_000
 
@@ -119,7 +119,9 @@ class RunState:
     status: Status | None = None
     end: Bye | None = None
     cost: CostMeter = field(default_factory=CostMeter)
-    _device_samples: DeviceSamples[Device] = field(default_factory=lambda: DeviceSamples(KEEP_SAMPLES, lambda _: 1))
+    _device_samples: DeviceSamples[Device] = field(
+        default_factory=lambda: DeviceSamples(KEEP_DEVICE_SAMPLES, lambda _: 1)
+    )
     groups: Groups = field(init=False)
     layouts: Layouts = field(init=False)
     clocks: ClockDomains = field(init=False)
