@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ddpwatch.analysis.diagnosis.figures import IncidentFigures
+from ddpwatch.analysis.diagnosis.incident import OF_A_HOST
 from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.rows import KINDS
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
@@ -17,7 +18,6 @@ from ddpwatch.common.units import NS_PER_S
 from ddpwatch.errors import DdpwatchError, UsageError
 
 MOST_INCIDENTS = 20
-OF_A_HOST = ("straggler", "drift", "slow_input")  # incidents of ranks that a slow host replaces
 ANY = "any"
 _EVIDENCE_ELSEWHERE = ("stacks", "call_sites", "no_stack")
 

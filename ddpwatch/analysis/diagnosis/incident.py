@@ -25,6 +25,8 @@ Kind = Literal[
     "not_reduced",  # the comm hook communicates nothing
     "layouts_differ",  # ranks of one group have different buckets
 ]
+BLAMING: tuple[Kind, ...] = ("straggler", "intermittent", "drift", "slow_host")  # which ranks are late by themselves
+OF_A_HOST: tuple[Kind, ...] = ("straggler", "drift", "slow_input")  # incidents of ranks that a slow host replaces
 Severity = Literal["error", "warning", "info"]
 ModuleBucket = tuple[int, int]  # a module's number, and the index of a bucket of it
 AccountName = Literal["compute", "waiting", "jitter", "transfer", "exposed", "input", "pause", "startup", "other"]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import BLAMING, Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.common.text import ms
@@ -14,7 +14,6 @@ from ddpwatch.sampling.levels import is_odd, status_name
 from ddpwatch.wire.messages import Bye, Hello, Layout, Mark, Message, Node, Status, Step
 
 KEEP_LINES = 2000
-_BLAMES = ("straggler", "intermittent", "drift", "slow_host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ def style_of(incident: Incident) -> str:
     """Returns the style of an incident: what ends a run, or names a rank, is bad."""
     if incident.severity == "info":
         return "dim"
-    return "bad" if incident.severity == "error" or incident.kind in _BLAMES else "warn"
+    return "bad" if incident.severity == "error" or incident.kind in BLAMING else "warn"
 
 
 def _incident(news: News, at_ns: int) -> LogLine:

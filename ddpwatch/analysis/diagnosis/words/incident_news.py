@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import BLAMING, LOST, Account, Incident, LostTime
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
 from ddpwatch.common.text import percent
 from ddpwatch.common.units import NS_PER_S
 
 ABSENT_NS = 3_000_000_000  # what is absent for less has not ended: its figure wavers around a threshold
-_LATE = ("straggler", "intermittent", "drift", "slow_input", "slow_host")  # one late rank, called by what it does most
+_LATE = (*BLAMING, "slow_input")  # one late rank, called by what it does most
 Key = tuple[str, tuple[int, ...], str, int | None]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import BLAMING, Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
 from ddpwatch.analysis.diagnosis.words.wording import how_ended, ranks_named, without
@@ -15,7 +15,6 @@ from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
-_BAD = ("straggler", "intermittent", "drift", "slow_host")
 _FOR_GOOD = ("not_reduced", "layouts_differ")  # since then, ranks train different models
 WORTH_SAYING = 0.005  # of a step, or of the run: what an incident costs at least, to be mentioned
 
@@ -112,7 +111,7 @@ def of_incident(incident: Incident) -> Verdict:
     text = incident.message + (f" ({incident.device})" if incident.device else "")
     if incident.gain:
         text += f"; {without(incident)}, a step would be {_percent(incident.gain)} shorter"
-    severity: Severity = "bad" if incident.severity == "error" or incident.kind in _BAD else "warn"
+    severity: Severity = "bad" if incident.severity == "error" or incident.kind in BLAMING else "warn"
     ranks, peers = _blamed(incident), tuple(incident.evidence.group or ())
     rank = ranks[0] if len(ranks) == 1 else None
     return Verdict(incident.kind, severity, text, rank, incident.bucket, ranks, peers, incident)
