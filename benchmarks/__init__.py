@@ -1,1 +1,1 @@
-"""What ddpwatch costs, and whether its figures are right; `python -m benchmarks` runs them."""
+"""Measures what ddpwatch costs, and checks whether its figures are right; `python -m benchmarks` runs them."""

@@ -1,4 +1,4 @@
-"""How many frames the collector takes: made-up ranks send at a fixed rate, without and with a recording.
+"""Measures how many frames the collector takes: made-up ranks send at a fixed rate, without and with a recording.
 
     python benchmarks/collector.py [--seconds 60]
 

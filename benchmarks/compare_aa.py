@@ -1,4 +1,4 @@
-"""How often `ddpwatch compare` finds a difference that is not there, and how often one that is, in made-up runs.
+"""Measures how often `ddpwatch compare` finds a difference that is not there, and one that is, in made-up runs.
 
     python benchmarks/compare_aa.py [--pairs 50]
 

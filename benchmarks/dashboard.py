@@ -1,4 +1,4 @@
-"""What the dashboard costs: frame time, key to paint, CPU time, bytes to the terminal, first paint, memory.
+"""Measures what the dashboard costs: frame time, key to paint, CPU time, bytes to the terminal, first paint, memory.
 
     python benchmarks/dashboard.py [--worlds 8 64 1024] [--seconds 10] [--view overview]
 

@@ -1,4 +1,4 @@
-"""How often the diagnosis finds a fault, names its rank, cause, layer and period, and how often it is wrong.
+"""Measures how often the diagnosis finds a fault, names its rank, cause, layer and period, and how often it is wrong.
 
     python benchmarks/diagnosis.py                          made-up jobs of 2 to 1,024 ranks
     python benchmarks/diagnosis.py --quick                  a sample of these, in three minutes

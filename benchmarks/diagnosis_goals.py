@@ -1,4 +1,4 @@
-"""What the benchmark of diagnosis found, as tables: per kind of fault, and against the goals."""
+"""Shows what the benchmark of diagnosis found, as tables: per kind of fault, and against the goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watching a job on two hosts adds to a step: blocks of steps with and without it, as in `overhead.py`.
+"""Measures what watching a job on two hosts adds to a step: blocks of steps with and without it, as in `overhead.py`.
 
     python benchmarks/hosts_cost.py [--rounds 64] [--steps 32]
 

@@ -1,4 +1,4 @@
-"""What 128 nodes of 8 ranks send up: bytes; what their agents cost a real root over loopback; what a real agent costs.
+"""Measures what 128 nodes of 8 ranks send up, what their agents cost a real root, and what a real agent costs.
 
     python benchmarks/many_agents.py [--seconds 60] [--agents 128]
 
@@ -94,7 +94,7 @@ class Row(NamedTuple):
         return Row(*(a + b for a, b in zip(self, other, strict=True)))
 
     def cells(self, name: str) -> list[str]:
-        """As the table shows them."""
+        """Returns them as the table shows them."""
         each = self.steps or 1
         rate = RANKS * STEPS_PER_S / each / 1e6
         return [

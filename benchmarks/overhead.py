@@ -1,4 +1,4 @@
-"""What watching costs: the same job with and without ddpwatch in one run, block by block.
+"""Measures what watching costs: the same job with and without ddpwatch in one run, block by block.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py [--rounds 128] [--steps 16]
         [--attached] [--step-ms 100] [--strategy fsdp2]

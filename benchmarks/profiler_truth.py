@@ -1,4 +1,4 @@
-"""Whether ddpwatch's stamps agree with torch.profiler's: both watch the same steps of the same job.
+"""Checks whether ddpwatch's stamps agree with torch.profiler's: both watch the same steps of the same job.
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/profiler_truth.py [--strategy fsdp2] [--batch 128]
 

@@ -1,4 +1,4 @@
-"""What a recording costs: bytes per step, time per frame, and the time to open it, to seek in it and to report on it.
+"""Measures what a recording costs: bytes per step, time per frame, and to open it, to seek, and to report on it.
 
     python benchmarks/recording.py [MIB ...]     sizes of the files to open, default 100 and 1100
 

@@ -1,4 +1,4 @@
-"""Whether a viewer or a collector that is suspended or killed slows the job down, and whether memory grows meanwhile.
+"""Checks whether a suspended or killed viewer or collector slows the job down, and whether memory grows meanwhile.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/stopped.py [--rounds 4]
 

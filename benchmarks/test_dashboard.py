@@ -1,4 +1,4 @@
-"""What the benchmark of the dashboard says where it has no frames."""
+"""Checks what the benchmark of the dashboard says where it has no frames."""
 
 from __future__ import annotations
 

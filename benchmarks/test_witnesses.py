@@ -1,4 +1,4 @@
-"""What others than the engine say of a real job's warnings: DDP's own logger, and the kernel."""
+"""Checks what others than the engine say of a real job's warnings: DDP's own logger, and the kernel."""
 
 from __future__ import annotations
 

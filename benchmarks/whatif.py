@@ -1,4 +1,4 @@
-"""Whether `ddpwatch whatif` is right: jobs on links of known rates, each setting predicted from each other one.
+"""Checks whether `ddpwatch whatif` is right: jobs on links of known rates, each setting predicted from each other one.
 
     python benchmarks/whatif.py [--part NAME] [--keep DIR] [--quick] [--rounds 2] [--only gpt-2-1000]
 

@@ -1,4 +1,4 @@
-"""What must hold after a job of the soak test (`soak.py`) has ended."""
+"""Checks what must hold after a job of the soak test (`soak.py`) has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a job of the soak test (`soak.py`), from its start to its end."""
+"""Lets things happen to a job of the soak test (`soak.py`), from its start to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether anything breaks or is left behind while jobs and viewers come and go: two lanes of jobs, and an audience.
+"""Checks that nothing breaks or is left behind while jobs and viewers come and go: two lanes of jobs, an audience.
 
     python -m tests.soak.soak [--minutes 30] [--seed 1]
 

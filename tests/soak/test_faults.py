@@ -1,4 +1,4 @@
-"""What goes wrong between hosts, at random moments of a running job: ddpwatch is back, and counts what is lost.
+"""Checks what goes wrong between hosts, at random moments of a running job: ddpwatch is back, and counts what is lost.
 
 ``SOAK_TIMES`` in the environment: how often each fault strikes (3); ``SOAK_SEED``: of their moments. ddpwatch has a
 link of its own, so that the training goes on. Prints a table:

@@ -1,4 +1,4 @@
-"""What can be reached from the network while a job on two hosts runs, and what lies and floods of connections do."""
+"""Checks what the network reaches while a job on two hosts runs, and what lies and floods of connections do."""
 
 from __future__ import annotations
 

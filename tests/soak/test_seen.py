@@ -1,4 +1,4 @@
-"""What the soak makes of what it has seen on several hosts."""
+"""Checks what the soak makes of what it has seen on several hosts."""
 
 from __future__ import annotations
 

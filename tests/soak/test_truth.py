@@ -1,4 +1,4 @@
-"""Whether what is said across hosts is true: who is late and by how much, and how the clocks differ.
+"""Checks whether what is said across hosts is true: who is late and by how much, and how the clocks differ.
 
 All hosts are one machine, so that the truth is known: stamps differ by the hosts' skews and by nothing else.
 """
