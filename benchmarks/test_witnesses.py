@@ -6,7 +6,8 @@ from typing import Any
 
 from benchmarks.diagnosis_job import Injector
 from benchmarks.diagnosis_real import is_exposed, is_starved
-from ddpwatch.analysis.diagnosis.incident import Incident, Kind
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.kinds import Kind
 
 MS = 1_000_000
 

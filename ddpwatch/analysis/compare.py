@@ -18,8 +18,9 @@ from itertools import chain, pairwise
 from statistics import NormalDist, fmean, median, pvariance, stdev
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.figures import Figures, IncidentFigures, LostFigures
-from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Kind, Severity
+from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Severity
+from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
+from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import p50

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddpwatch.analysis.diagnosis.figures import Figures, IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.incident import End, Severity
+from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
 
 
 class RunFigures(Figures, frozen=True):

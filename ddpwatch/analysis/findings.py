@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ddpwatch.analysis.diagnosis.figures import IncidentFigures
 from ddpwatch.analysis.diagnosis.incident import End, Severity
+from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.words.wording import where_ended
 from ddpwatch.analysis.figures import Finding, Report
 from ddpwatch.common.text import spans

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.figures import IncidentFigures, LostFigures
-from ddpwatch.analysis.diagnosis.words.rows import incident_row, lost_row
+from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, LostFigures, incident_row, lost_row
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import KeptSteps, StepLimit

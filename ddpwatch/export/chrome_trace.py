@@ -21,7 +21,7 @@ import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Clock, clock_of
-from ddpwatch.analysis.diagnosis.figures import IncidentFigures
+from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
@@ -59,7 +59,7 @@ class TimeLine:
     Attributes:
         offsets: What to add to each rank's stamps (ns) until a step of it is aligned.
         start, end: The start of the first step and the end of the last, on the time line.
-        incidents: What went wrong (`ddpwatch.analysis.diagnosis.words.rows.incident_row`).
+        incidents: What went wrong (`ddpwatch.analysis.diagnosis.incident_json.incident_row`).
     """
 
     offsets: dict[int, int]

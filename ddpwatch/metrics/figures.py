@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddpwatch.analysis.buckets import BucketTable
-from ddpwatch.analysis.diagnosis.words.rows import lost_row
+from ddpwatch.analysis.diagnosis.incident_json import lost_row
 from ddpwatch.analysis.window import Summariser, Summary
 from ddpwatch.common.text import clean
 from ddpwatch.common.units import NS_PER_S

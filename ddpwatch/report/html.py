@@ -12,7 +12,7 @@ from importlib.resources import files
 import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.figures import IncidentFigures
+from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import USE_NAMES, bucket_keys, named_stretches

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from ddpwatch.analysis.diagnosis.figures import IncidentFigures
-from ddpwatch.analysis.diagnosis.incident import OF_A_HOST
+from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
-from ddpwatch.analysis.diagnosis.words.rows import KINDS
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.figures import Report
@@ -53,7 +52,7 @@ def _when(row: IncidentFigures) -> str:
 
 def details(row: IncidentFigures) -> list[str]:
     """Returns lines below an incident: the cause outside the job, and the stacks of a hang."""
-    return [*([f"cause: {row.device}"] if row.device else []), *stack_lines(row)]
+    return [*([f"cause: {row.device}"] if row.device else []), *stack_lines(row.ranks, row.evidence)]
 
 
 def evidence(row: IncidentFigures) -> str:
@@ -94,7 +93,8 @@ def fail_if(report: Report, kinds: frozenset[str]) -> None:
     Raises:
         DdpwatchError: There is one; the worst is named.
     """
+    of_host = [kind for kind, known in KINDS.items() if known.of_host]
     for row in report.incidents:
-        meant = {ANY, row.kind, *(OF_A_HOST if row.kind == "slow_host" else ())}
+        meant = {ANY, row.kind, *(of_host if row.kind == "slow_host" else ())}
         if meant & kinds and row.severity != "info":
             raise DdpwatchError(f"{row.kind}: {clean(row.message)}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.compare import AccountChange
-from ddpwatch.analysis.diagnosis.figures import AccountFigures
 from ddpwatch.analysis.diagnosis.incident import LOST
+from ddpwatch.analysis.diagnosis.incident_json import AccountFigures
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
 from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import number, percent, run_size

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import NormalDist, stdev
 
-from ddpwatch.analysis.diagnosis.figures import Figures
+from ddpwatch.analysis.diagnosis.incident_json import Figures
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import MIB

@@ -145,7 +145,7 @@ def check_stuck(hang: Incident) -> None:
     assert hang.evidence.stacks[1][0].endswith(f"stuck.py:{held_up} in held_up")
     assert len(set(hang.evidence.issued.values())) == 2
     assert hang.evidence.issued[1] < hang.evidence.issued[0]
-    assert stack_lines(hang)[0] == f"rank 1 holds up the others at stuck.py:{held_up} in held_up"
+    assert stack_lines(hang.ranks, hang.evidence)[0] == f"rank 1 holds up the others at stuck.py:{held_up} in held_up"
 
 
 def check_stopped(job: Job, follower: Follower, source: LiveSource) -> None:

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Account, End, Evidence, Incident, LostTime
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.incident_news import lost_text
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident, incident_rows, strip, struck
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.canvas import Canvas, plain
-from ddpwatch.tui.paint.incidents import LETTERS, paint_incidents, paint_strip, strip_legend
+from ddpwatch.tui.paint.incidents import paint_incidents, paint_strip, strip_legend
 from ddpwatch.tui.paint.lost import lost_line, paint_lost
 from ddpwatch.wire.messages import Group
 from tests.support.dashboards import FakeJobs, live_app, screen_text, until
@@ -42,7 +43,7 @@ LOST = LostTime(
 
 
 def letters(incidents, steps):
-    return "".join("." if found is None else LETTERS[found.kind] for found in strip(incidents, steps))
+    return "".join("." if found is None else KINDS[found.kind].letter for found in strip(incidents, steps))
 
 
 def test_a_rank_s_incident_is_in_front_of_one_of_all_whatever_it_cost():
@@ -58,8 +59,9 @@ def test_only_steps_that_were_struck_as_far_as_known():
 
 
 def test_kinds_are_told_apart_without_colour_and_the_legend_names_what_is_drawn():
-    assert len(set(LETTERS.values())) == len(LETTERS)
-    assert all(letter.isascii() for letter in LETTERS.values())
+    letters_of = [kind.letter for kind in KINDS.values()]
+    assert len(set(letters_of)) == len(letters_of)
+    assert all(letter.isascii() for letter in letters_of)
     canvas, found = Canvas(24, 1), strip([EXPOSED, LATE], range(12))
     paint_strip(canvas, found, 0, 0, 2)
     assert plain(canvas.rows()) == ["EEEEEEEESSSSSSEEEEEEEEEE"]

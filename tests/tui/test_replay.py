@@ -9,8 +9,8 @@ from itertools import chain
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Account, LostTime
+from ddpwatch.analysis.diagnosis.incident_json import incident_row
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
-from ddpwatch.analysis.diagnosis.words.rows import incident_row
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import summarise
 from ddpwatch.errors import UsageError

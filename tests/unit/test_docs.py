@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from typer.main import get_command
 
+from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.cli import app
 from ddpwatch.doctor.check import Section
 from ddpwatch.doctor.report import document
@@ -204,6 +205,12 @@ def test_the_readme_lists_every_command_with_its_options() -> None:
 def test_every_message_is_in_the_architecture() -> None:
     documented = rows(section("docs/architecture.md", "## Messages"))
     assert documented.keys() == {kind.__name__ for kind in MESSAGE_TYPES.values()}
+
+
+def test_every_kind_of_incident_is_in_the_diagnosis() -> None:
+    table = section("docs/diagnosis.md", "## Incidents")
+    documented = {name for line in table.splitlines() if line.startswith("| `") for name in names(line.split("|")[1])}
+    assert documented == KINDS.keys() == set(get_args(Kind))
 
 
 def test_the_layers_are_those_that_are_checked() -> None:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
-from ddpwatch.analysis.diagnosis.words.rows import incident_row
+from ddpwatch.analysis.diagnosis.incident_json import incident_row
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.files import write_html, write_page

@@ -19,7 +19,7 @@ from ddpwatch.analysis.diagnosis.late.noise import (
     lasting,
     scale,
 )
-from ddpwatch.analysis.diagnosis.whole_run.tail import Tail
+from ddpwatch.analysis.diagnosis.rules.tail import Tail
 from ddpwatch.common.statistics import RollingMedian
 from tests.support.frames import (
     MS,

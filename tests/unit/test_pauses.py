@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
-from ddpwatch.analysis.diagnosis.whole_run.pauses import joined
+from ddpwatch.analysis.diagnosis.rules.pauses import joined
 from ddpwatch.wire.messages import Device, Mark, RankSample
 from tests.support.frames import (
     MS,

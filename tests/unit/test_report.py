@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from ddpwatch import open_recording
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.analysis.diagnosis.figures import AccountFigures, IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.incident import Evidence
-from ddpwatch.analysis.diagnosis.words.rows import KINDS
+from ddpwatch.analysis.diagnosis.incident_json import AccountFigures, IncidentFigures, LostFigures
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Finding, Report
 from ddpwatch.cli import app
 from ddpwatch.errors import DdpwatchError, UsageError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
-from ddpwatch.analysis.diagnosis.words.rows import incident_row, lost_row
+from ddpwatch.analysis.diagnosis.incident_json import incident_row, lost_row
 from ddpwatch.analysis.kept_steps import KEPT, KeptSteps
 from ddpwatch.analysis.run import OPEN, Run, diagnosed
 from ddpwatch.viewer.state import RunState

@@ -7,7 +7,7 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.whole_run.run_drift import RunDrift
+from ddpwatch.analysis.diagnosis.rules.run_drift import RunDrift
 
 
 def drifts(steps: int, longer: Callable[[int], float], noise: float = 3.0) -> list[Incident]:

@@ -6,12 +6,10 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
-from ddpwatch.analysis.diagnosis.words.sentences import (
-    exposed_sentence,
-    input_sentence,
-    late_rank_sentence,
-    link_sentence,
-)
+from ddpwatch.analysis.diagnosis.rules.exposed_comm import exposed_sentence
+from ddpwatch.analysis.diagnosis.rules.slow_input import input_sentence
+from ddpwatch.analysis.diagnosis.rules.slow_link import link_sentence
+from ddpwatch.analysis.diagnosis.words.sentences import late_rank_sentence
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.wire.messages import BucketLayout, Layout

@@ -8,7 +8,7 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.whole_run.slow_device import SlowDevice
+from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
 from ddpwatch.wire.messages import Device, Hello, RankSample
 
 MS = 1_000_000

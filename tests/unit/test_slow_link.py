@@ -8,7 +8,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.whole_run.slow_link import GONE, SlowLink
+from ddpwatch.analysis.diagnosis.rules.slow_link import GONE, SlowLink
 from tests.support.frames import MS, step
 
 PAIRS = {8: (0, 1), 9: (2, 3)}

@@ -18,15 +18,14 @@ from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCaus
 from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
-from ddpwatch.analysis.diagnosis.incident import Account, Evidence, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Account, Evidence, Incident, LostTime
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.noise import KEEP_STEPS
+from ddpwatch.analysis.diagnosis.rules.pauses import Pauses, joined
+from ddpwatch.analysis.diagnosis.rules.rules import Rules
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
-from ddpwatch.analysis.diagnosis.unsound import Unsound
-from ddpwatch.analysis.diagnosis.whole_run.pauses import Pauses, joined
-from ddpwatch.analysis.diagnosis.whole_run.whole_run import WholeRun
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.launch_skew import common_keys
@@ -54,7 +53,6 @@ KEEP_FACTS = 16  # newest watched steps that may still show why
 AS_LATE = 0.5  # times as late, at least, is what goes on after a streak as a part of it
 SHARED = 0.25  # of a streak's late steps: with so many in a known one, it is the same
 _Watch = tuple[int, str]  # a group, and by what its ranks are compared: a phase, or `LATENESS`
-_SEVERITIES = ("error", "warning", "info")
 
 
 class Diagnosis:
@@ -72,12 +70,11 @@ class Diagnosis:
         self._groups: dict[_Watch, GroupLateness] = {}
         self._late: dict[tuple[_Watch, int], LateRank] = {}  # open, by what showed them, and rank
         self._ended: list[Incident] = []
-        self._unsound = Unsound()
         groups = groups or Groups()
         self._liveness = RankLiveness(groups)
         self._held_up = HeldUp(groups)
         self._devices = DeviceCauses()
-        self._whole = WholeRun(self._devices)
+        self._rules = Rules(self._devices)
         self._pauses = Pauses(self._devices, self._held_up)
         self._hosts: dict[int, Host] = {}
         self._causes: dict[tuple[int, int], tuple[int, DeviceCause | None]] = {}
@@ -117,7 +114,7 @@ class Diagnosis:
         elif isinstance(message, Stack):
             self._liveness.stack(message)
         elif isinstance(message, Layout):
-            self._unsound.layout(message)
+            self._rules.layouts.add_layout(message)
         elif isinstance(message, Node):
             self._liveness.node(message)
             self._liveness.tick(received_ns)
@@ -147,8 +144,7 @@ class Diagnosis:
                 self._late[watch, late.streak.rank] = late
                 self._pauses.absorb(late.streak)
         self._pauses.add_step(facts, self._late.values())
-        self._whole.add_step(facts)
-        self._unsound.step(across)
+        self._rules.add_step(facts)
 
     def _keep_split(self, split: StepSplit, judged: bool) -> None:
         """Keeps what any streak that is found from now on may cost."""
@@ -322,7 +318,7 @@ class Diagnosis:
         found = by_host(self._look().found, self._hosts)
         total = self._ledger.rank_ns + sum(map(_not_in_steps, found))
         found = [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
-        return sorted(found, key=lambda incident: (_SEVERITIES.index(incident.severity), -incident.cost_ns))
+        return sorted(found, key=lambda incident: (SEVERITIES.index(incident.severity), -incident.cost_ns))
 
     def _look(self) -> _Look:
         """Returns what went wrong so far, rank by rank; put together once, until something new comes."""
@@ -331,8 +327,7 @@ class Diagnosis:
             found = [
                 *late,
                 *self._ended,
-                *self._whole.incidents(self._names),
-                *self._unsound.incidents(),
+                *self._rules.incidents(self._names),
                 *self._liveness.deaths(self._now_ns),
                 *joined(self._pauses.incidents(), self._liveness.hangs(self._now_ns)),
             ]

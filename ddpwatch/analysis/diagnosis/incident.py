@@ -8,26 +8,11 @@ from typing import Literal
 
 import msgspec
 
+from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.wire.messages import Bye
 
-Kind = Literal[
-    "straggler",  # one rank is late in nearly every step
-    "intermittent",  # one rank is late now and then
-    "pause",  # a single stall, of one rank or of all
-    "drift",  # a rank, or all of them, gets slower and slower
-    "slow_input",  # the loop waits for data in nearly every step
-    "exposed_comm",  # transfers that no compute hides
-    "slow_link",  # transfers have become slower
-    "slow_device",  # all ranks are slower from a step on, and their devices show why
-    "slow_host",  # most ranks of one host are late
-    "hang",  # a rank does not go on
-    "death",  # a rank ended before it finished
-    "not_reduced",  # the comm hook communicates nothing
-    "layouts_differ",  # ranks of one group have different buckets
-]
-BLAMING: tuple[Kind, ...] = ("straggler", "intermittent", "drift", "slow_host")  # which ranks are late by themselves
-OF_A_HOST: tuple[Kind, ...] = ("straggler", "drift", "slow_input")  # incidents of ranks that a slow host replaces
 Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # worst first
 ModuleBucket = tuple[int, int]  # a module's number, and the index of a bucket of it
 AccountName = Literal["compute", "waiting", "jitter", "transfer", "exposed", "input", "pause", "startup", "other"]
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, LostTime
 from ddpwatch.analysis.diagnosis.words.incident_news import waited_for
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
-
-SEVERITIES = ("error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddpwatch.analysis.diagnosis.incident import BLAMING, Incident
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.common.text import ms
@@ -164,7 +165,7 @@ def style_of(incident: Incident) -> str:
     """Returns the style of an incident: what ends a run, or names a rank, is bad."""
     if incident.severity == "info":
         return "dim"
-    return "bad" if incident.severity == "error" or incident.kind in BLAMING else "warn"
+    return "bad" if incident.severity == "error" or KINDS[incident.kind].blames else "warn"
 
 
 def _incident(news: News, at_ns: int) -> LogLine:

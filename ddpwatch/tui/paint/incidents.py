@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddpwatch.analysis.diagnosis.incident import Incident, Kind
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.incident_news import (
     cost_text,
     message_text,
@@ -20,15 +21,6 @@ from ddpwatch.tui.models.log import style_of
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import Field, fit, flow, shorten, shorten_name, wrap
 
-LETTERS: dict[Kind, str] = {
-    "straggler": "S", "intermittent": "I", "pause": "P", "drift": "D", "slow_input": "W", "exposed_comm": "E",
-    "slow_link": "L", "slow_device": "C", "slow_host": "M", "hang": "H", "death": "X", "not_reduced": "N",
-    "layouts_differ": "B",
-}  # fmt: skip
-_NAMES: dict[Kind, str] = {
-    "exposed_comm": "exposed", "layouts_differ": "layouts", "not_reduced": "not reduced", "slow_input": "slow input",
-    "slow_link": "slow link", "slow_device": "slow device", "slow_host": "slow host",
-}  # fmt: skip
 _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
 _WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
 _LEAST_ROWS = 4  # of the list, before its details get any
@@ -36,14 +28,9 @@ _ROOMY = 110
 _ELSEWHERE = ("stacks", "call_sites", "no_stack", "device", "ends")
 
 
-def name_of(kind: Kind) -> str:
-    """Returns a kind of incident on the screen."""
-    return _NAMES.get(kind, kind)
-
-
 def letter(incident: Incident) -> tuple[str, str]:
     """Returns the cell of an incident in a strip: a letter that sets the kinds apart without colour, and its style."""
-    return LETTERS[incident.kind], _BADGES[style_of(incident)]
+    return KINDS[incident.kind].letter, _BADGES[style_of(incident)]
 
 
 # -- the list ------------------------------------------------------------------------------------------------
@@ -110,7 +97,7 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
     style = "faint" if row.when == "later" else style_of(incident)
     plain = "faint" if row.when == "later" else "text"
     cells = (
-        name_of(incident.kind), _ranks(incident.ranks),
+        KINDS[incident.kind].name, _ranks(incident.ranks),
         f"{incident.phase} {shorten_name(row.layer, 40)}".strip() or UNKNOWN,
         steps_text(incident), "" if incident.period is None else ordinal(incident.period),
         seconds_text(incident.cost_ns), share_text(incident.share),
@@ -131,7 +118,7 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> 
     """Paints everything known of one incident."""
     incident, width = row.incident, canvas.width
     canvas.fill(0, width, y, " ", "heading")
-    title = f"{name_of(incident.kind)}, {_when(row, ended)}: cost {cost_text(incident)}"
+    title = f"{KINDS[incident.kind].name}, {_when(row, ended)}: cost {cost_text(incident)}"
     canvas.put(1, y, shorten(title, width - 2), "heading-strong")
     lines = [(line, style_of(incident)) for line in wrap(shorten_name(incident.message, 400), width - 2, 3)]
     if incident.gain:
@@ -139,7 +126,7 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> 
         lines.append((f"{without(incident)}, {would} {share_text(incident.gain)} shorter", "text"))
     cause = shorten_name(incident.device and f"cause: {incident.device}", 400)
     lines += [(line, "warn") for line in wrap(cause, width - 2, 2)]
-    lines += [(_end_of(line, width - 2), "text") for line in stack_lines(incident)]
+    lines += [(_end_of(line, width - 2), "text") for line in stack_lines(incident.ranks, incident.evidence)]
     lines += [(line, "dim") for line in flow(_evidence(incident), width - 2, 3)]
     shown = [(text, style) for text, style in lines if text]
     for at, (text, style) in enumerate(shown[: max(canvas.height - y - 1, 0)], start=y + 1):
@@ -200,5 +187,5 @@ def paint_strip(canvas: Canvas, cells: Sequence[Incident | None], x: int, y: int
 def strip_legend(cells: Iterable[Incident | None], width: int) -> Row:
     """Returns what the letters in a strip mean."""
     kinds = {incident.kind: incident for incident in cells if incident is not None}
-    fields = [Field(f"{letter(found)[0]} {name_of(kind)}", letter(found)[0], 1) for kind, found in kinds.items()]
+    fields = [Field(f"{letter(found)[0]} {KINDS[kind].name}", letter(found)[0], 1) for kind, found in kinds.items()]
     return [(text, "heading") for text, _ in fit(fields, width)]

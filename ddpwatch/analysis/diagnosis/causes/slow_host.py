@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpwatch.analysis.diagnosis.incident import OF_A_HOST, Evidence, Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.wording import ms_named, phase_named, ranks_named
 
 
@@ -36,7 +37,7 @@ def by_host(incidents: Iterable[Incident], hosts: Mapping[int, Host]) -> list[In
     names = Counter(host.name for host in ranks)
     late: defaultdict[Host, list[Incident]] = defaultdict(list)
     for incident in incidents:
-        if incident.kind in OF_A_HOST and len(incident.ranks) == 1 and incident.ranks[0] in hosts:
+        if KINDS[incident.kind].of_host and len(incident.ranks) == 1 and incident.ranks[0] in hosts:
             late[hosts[incident.ranks[0]]].append(incident)
         else:
             found.append(incident)

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.incident import Kind
+from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.late.cause import LatenessCause, StepFacts
 from ddpwatch.analysis.diagnosis.late.streak import KEEP_VALUES, MOST_PERIOD, Streak
 from ddpwatch.analysis.diagnosis.late.trend import Line

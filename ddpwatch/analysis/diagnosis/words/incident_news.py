@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddpwatch.analysis.diagnosis.incident import BLAMING, LOST, Account, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTime
+from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
 from ddpwatch.common.text import percent
 from ddpwatch.common.units import NS_PER_S
 
 ABSENT_NS = 3_000_000_000  # what is absent for less has not ended: its figure wavers around a threshold
-_LATE = (*BLAMING, "slow_input")  # one late rank, called by what it does most
 Key = tuple[str, tuple[int, ...], str, int | None]
 
 
@@ -69,8 +69,8 @@ class IncidentNews:
         return [] if was is not None and was.severity != "info" else [News(incident, "started")]
 
 
-def _family(kind: str) -> str:
-    return "late" if kind in _LATE else kind
+def _family(kind: Kind) -> str:
+    return "late" if KINDS[kind].late else kind
 
 
 def _key(incident: Incident) -> Key:

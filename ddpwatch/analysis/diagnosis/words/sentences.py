@@ -1,4 +1,4 @@
-"""Sentences on late ranks, pauses, and what slows all ranks."""
+"""What a late rank does, in a sentence, and the names in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ddpwatch.analysis.diagnosis.incident import Incident, ModuleBucket
-from ddpwatch.analysis.diagnosis.words.wording import ms_named, phase_named, place, ranks_named
-from ddpwatch.common.text import in_ms
+from ddpwatch.analysis.diagnosis.words.wording import ms_named, phase_named, ranks_named
 
 
 class LayerNames(Protocol):
@@ -24,9 +23,6 @@ class LayerNames(Protocol):
 
     def layer(self, param: int, rank: int | None = None) -> str:
         """Returns the parameter with that id, on a rank."""
-
-
-_PAUSE_NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
 
 
 def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
@@ -77,73 +73,3 @@ def bucket_named(bucket: ModuleBucket, names: LayerNames | None, rank: int | Non
     number = f"{module}:{index}" if module else str(index)
     layer = names.bucket_layer(index, rank, module) if names is not None else ""
     return f"{number} ({layer})" if layer else number
-
-
-def pause_sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int, count: int) -> str:
-    """Returns a pause of one rank or of all."""
-    who = ranks_named(ranks) if ranks else "every rank"
-    what = _PAUSE_NOUNS.get(phase, phase)
-    why = f" ({what})" if phase in _PAUSE_NOUNS or phase == "validation" else f" {place(phase)}" if phase else ""
-    if count > 1:
-        return f"{who} paused {count} times{why}, for up to {in_ms(longest_ns)}"
-    return f"{who} paused for {in_ms(longest_ns)}{why} at step {step}"
-
-
-def exposed_sentence(
-    share: float,
-    bucket: ModuleBucket | None,
-    which: str,
-    names: LayerNames | None,
-    is_open: bool,
-    is_split: bool = True,
-) -> str:
-    """Names transfers that no compute hides; if waits could not be split off, both.
-
-    Args:
-        share: Of a step.
-        bucket: The one that is exposed most.
-        which: In launch order: ``first``, ``middle``, ``last`` or ``only``; empty if that is not known.
-        names: Of parameters.
-        is_open: Whether that lasts.
-        is_split: Whether waits were split off.
-    """
-    hides, take = ("hides", "take") if is_open else ("hid", "took")
-    what = "transfers" if is_split else "waits or transfers (unknown which, as not all ranks can be compared)"
-    text = f"exposed communication: {what} that no compute {hides} {take} {100 * share:.0f} % of a step"
-    if bucket is None:
-        return text
-    part = "all" if which == "only" else "most"
-    the = f"the {which} " if which in ("only", "first", "last") else ""
-    middle = ", one in the middle" if which == "middle" else ""
-    return f"{text}, {part} of it {the}{unit(names)} {bucket_named(bucket, names)}{middle}"
-
-
-def input_sentence(share: float, is_open: bool) -> str:
-    """Says that all ranks wait for data."""
-    return f"slow input: the loop {'waits' if is_open else 'waited'} for data during {100 * share:.0f} % of a step"
-
-
-def link_sentence(slower: float, ranks: Sequence[int], busbw: tuple[float, float] | None, is_open: bool) -> str:
-    """Says that transfers have become slower.
-
-    Args:
-        slower: How many times as long they take.
-        ranks: Among these; empty for all.
-        busbw: Before and since (GB/s).
-        is_open: Whether that lasts.
-    """
-    among = f" among {ranks_named(ranks)}" if ranks else ""
-    text = f"transfers{among} {'take' if is_open else 'took'} {slower:.1f} times as long as before"
-    return text if busbw is None else f"{text} (busbw {busbw[1]:.3g} instead of {busbw[0]:.3g} GB/s)"
-
-
-def drift_sentence(growth: float, is_open: bool) -> str:
-    """Says that all ranks get slower and slower."""
-    get, takes = ("get", "takes") if is_open else ("got", "took")
-    return f"all ranks {get} slower and slower: a step {takes} {100 * growth:.0f} % longer than at first"
-
-
-def slower_sentence(longer: float, is_open: bool) -> str:
-    """Says that all ranks are slower from a step on."""
-    are, takes = ("are", "takes") if is_open else ("were", "took")
-    return f"all ranks {are} slower: a step {takes} {100 * longer:.0f} % longer than before"

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddpwatch.analysis.diagnosis.incident import BLAMING, Incident
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
 from ddpwatch.analysis.diagnosis.words.wording import how_ended, ranks_named, without
@@ -15,7 +16,6 @@ from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
-_FOR_GOOD = ("not_reduced", "layouts_differ")  # since then, ranks train different models
 WORTH_SAYING = 0.005  # of a step, or of the run: what an incident costs at least, to be mentioned
 
 
@@ -98,7 +98,7 @@ def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
 def _matters_now(incident: Incident) -> bool:
     """Returns whether it lasts, and costs enough, or has harmed the run for good."""
     if not incident.open:
-        return incident.kind in _FOR_GOOD
+        return KINDS[incident.kind].for_good
     return incident.gain is None or incident.gain >= WORTH_SAYING
 
 
@@ -111,7 +111,7 @@ def of_incident(incident: Incident) -> Verdict:
     text = incident.message + (f" ({incident.device})" if incident.device else "")
     if incident.gain:
         text += f"; {without(incident)}, a step would be {_percent(incident.gain)} shorter"
-    severity: Severity = "bad" if incident.severity == "error" or incident.kind in BLAMING else "warn"
+    severity: Severity = "bad" if incident.severity == "error" or KINDS[incident.kind].blames else "warn"
     ranks, peers = _blamed(incident), tuple(incident.evidence.group or ())
     rank = ranks[0] if len(ranks) == 1 else None
     return Verdict(incident.kind, severity, text, rank, incident.bucket, ranks, peers, incident)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from ddpwatch.analysis.diagnosis.figures import IncidentFigures
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.common.text import UNKNOWN, in_ms, spans
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED
@@ -90,10 +89,14 @@ def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
     return text + (f", {buckets_named(in_flight)} in flight" if in_flight else "")
 
 
-def stack_lines(incident: Incident | IncidentFigures) -> list[str]:
-    """Returns where the ranks of a hang are: the call sites, then the innermost calls of each rank."""
-    evidence = incident.evidence
-    lines = [f"rank {rank} {_role(rank, incident)} {site}" for rank, site in (evidence.call_sites or {}).items()]
+def stack_lines(blamed: Collection[int], evidence: Evidence) -> list[str]:
+    """Returns where the ranks of a hang are: the call sites, then the innermost calls of each rank.
+
+    Args:
+        blamed: The incident's ranks.
+        evidence: Its evidence.
+    """
+    lines = [f"rank {rank} {_role(rank, blamed)} {site}" for rank, site in (evidence.call_sites or {}).items()]
     for rank, frames in (evidence.stacks or {}).items():
         lines.append(f"rank {rank}, innermost call first:")
         lines += [f"  {frame}" for frame in frames[:_STACK_FRAMES]]
@@ -101,7 +104,7 @@ def stack_lines(incident: Incident | IncidentFigures) -> list[str]:
     return lines + [f"rank {rank}: no stack, {why}" for rank, why in (evidence.no_stack or {}).items()]
 
 
-def _role(rank: int, incident: Incident | IncidentFigures) -> str:
-    if not incident.ranks:
+def _role(rank: int, blamed: Collection[int]) -> str:
+    if not blamed:
         return "is at"
-    return "holds up the others at" if rank in incident.ranks else "waits at"
+    return "holds up the others at" if rank in blamed else "waits at"

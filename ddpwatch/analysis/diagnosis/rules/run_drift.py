@@ -10,9 +10,8 @@ from statistics import fmean
 
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.rules.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED, OVER_SHARE
-from ddpwatch.analysis.diagnosis.whole_run.step_blocks import StepBlock, StepBlocks
-from ddpwatch.analysis.diagnosis.words.sentences import drift_sentence
 
 BLOCK_STEPS = 32  # of the steps whose median makes one point
 FEWEST_BLOCKS = 8  # of the whole run
@@ -59,7 +58,7 @@ class RunDrift:
             since = self._lasting.since_step
             blocks = [block for block in blocks if block.last >= (since or 0)]
             if not _rises(blocks, OVER_SHARE):
-                over = drift_sentence(self._lasting.evidence.growth or 0.0, is_open=False)
+                over = _sentence(self._lasting.evidence.growth or 0.0, is_open=False)
                 self._ended.append(replace(self._lasting, message=over, open=False))
                 self._lasting, self._blocks, self._gathered.size = None, [], BLOCK_STEPS
                 return
@@ -77,7 +76,7 @@ class RunDrift:
         incident = Incident(
             kind="drift",
             severity="warning",
-            message=drift_sentence(growth, is_open=True),
+            message=_sentence(growth, is_open=True),
             since_step=since,
             until_step=blocks[-1].last,
             steps=len(blocks) * self._gathered.size,
@@ -116,3 +115,9 @@ def _jumps(blocks: Sequence[StepBlock]) -> bool:
     """Returns whether a single step made much of the difference."""
     jumps = [after.ns - before.ns for before, after in pairwise(blocks)]
     return max(jumps) > JUMP * (blocks[-1].ns - _base(blocks))
+
+
+def _sentence(growth: float, is_open: bool) -> str:
+    """Says that all ranks get slower and slower."""
+    get, takes = ("get", "takes") if is_open else ("got", "took")
+    return f"all ranks {get} slower and slower: a step {takes} {100 * growth:.0f} % longer than at first"

@@ -1,15 +1,66 @@
-"""Incidents and accounts as figures: in the units of the JSON, and with names for numbers (``docs/metrics.md``)."""
+"""What the JSON says of incidents and accounts: their figures in its units, with its names (``docs/metrics.md``)."""
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Sequence
 
-from ddpwatch.analysis.diagnosis.figures import AccountFigures, IncidentFigures, LostFigures
-from ddpwatch.analysis.diagnosis.incident import LOST, Incident, Kind, LostTime
+import msgspec
+
+from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Evidence, Incident, LostTime, Severity
+from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 from ddpwatch.common.units import NS_PER_S
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+
+class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Some of a run's figures, by name."""
+
+    def as_json(self) -> dict[str, object]:
+        """Returns them as what ``json.dumps`` takes."""
+        found: dict[str, object] = msgspec.to_builtins(self)
+        return found
+
+
+class AccountFigures(Figures, frozen=True):
+    """One of the accounts into which the rank-time goes (`ddpwatch.analysis.diagnosis.incident.Account`)."""
+
+    account: AccountName
+    rank: int | None
+    phase: str | None
+    seconds: float
+    share: float | None
+
+
+class LostFigures(Figures, frozen=True):
+    """Where the rank-time went; ``lost_share`` is what the accounts of lost time add up to."""
+
+    rank_seconds: float
+    lost_share: float | None
+    watched: float | None
+    accounts: Sequence[AccountFigures]
+
+
+class IncidentFigures(Figures, frozen=True):
+    """An incident (`ddpwatch.analysis.diagnosis.incident.Incident`); ``param`` is the parameter's name."""
+
+    kind: Kind
+    severity: Severity
+    ranks: Sequence[int]
+    phase: str | None
+    param: str | None
+    module: int | None
+    bucket: int | None
+    device: str | None
+    since_step: int | None
+    until_step: int | None
+    steps: int
+    period: int | None
+    seconds: float
+    share: float | None
+    gain: float | None
+    open: bool
+    message: str
+    evidence: Evidence
 
 
 def incident_row(incident: Incident, names: LayerNames | None = None) -> IncidentFigures:

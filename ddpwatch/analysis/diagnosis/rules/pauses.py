@@ -15,10 +15,11 @@ from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
-from ddpwatch.analysis.diagnosis.whole_run.tail import Tail
-from ddpwatch.analysis.diagnosis.words.sentences import pause_sentence
+from ddpwatch.analysis.diagnosis.rules.tail import Tail
+from ddpwatch.analysis.diagnosis.words.wording import place, ranks_named
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import RollingMedian
+from ddpwatch.common.text import in_ms
 from ddpwatch.common.units import NS_PER_MS
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
@@ -38,6 +39,7 @@ LATE_AGAIN = 2  # times the longest distance so far: what has not come again by 
 DENIED_SHARE = 0.5  # of a stall, in which the machine did not let the job run: then it is the machine's
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
 _RECURRING = frozenset(PAUSE_PHASES.values())
+_NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
 
 
 @dataclass(slots=True)
@@ -308,7 +310,7 @@ def _incident(pause: _Pause) -> Incident:
     incident = Incident(
         kind="intermittent" if pause.recurs else "pause",
         severity="info" if planned or minor or usual else "warning",
-        message=pause_sentence(pause.ranks, pause.phase, pause.since, pause.longest_ns, pause.count),
+        message=_sentence(pause.ranks, pause.phase, pause.since, pause.longest_ns, pause.count),
         ranks=pause.ranks,
         phase=pause.phase,
         since_step=pause.since,
@@ -327,6 +329,16 @@ def _incident(pause: _Pause) -> Incident:
         ),
     )
     return because(incident, pause.device)
+
+
+def _sentence(ranks: Sequence[int], phase: str, step: int, longest_ns: int, count: int) -> str:
+    """Returns a pause of one rank or of all."""
+    who = ranks_named(ranks) if ranks else "every rank"
+    what = _NOUNS.get(phase, phase)
+    why = f" ({what})" if phase in _NOUNS or phase == "validation" else f" {place(phase)}" if phase else ""
+    if count > 1:
+        return f"{who} paused {count} times{why}, for up to {in_ms(longest_ns)}"
+    return f"{who} paused for {in_ms(longest_ns)}{why} at step {step}"
 
 
 def _mean(pause: _Pause) -> float:

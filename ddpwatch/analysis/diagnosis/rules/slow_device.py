@@ -11,9 +11,8 @@ from statistics import median
 from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENIED
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.rules.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED
-from ddpwatch.analysis.diagnosis.whole_run.step_blocks import StepBlock, StepBlocks
-from ddpwatch.analysis.diagnosis.words.sentences import slower_sentence
 
 BLOCK_STEPS = 8
 NEWEST = 4  # blocks, each of them slower
@@ -104,7 +103,7 @@ class _Slowdown:
         incident = Incident(
             kind="slow_device",
             severity="info" if self.cause.evidence.cause in _BY_OTHERS else "warning",
-            message=slower_sentence(longer, is_open),
+            message=_sentence(longer, is_open),
             since_step=self._since,
             until_step=self._until,
             steps=self._watched,
@@ -114,3 +113,9 @@ class _Slowdown:
             evidence=Evidence(longer=longer),
         )
         return because(incident, self.cause)
+
+
+def _sentence(longer: float, is_open: bool) -> str:
+    """Says that all ranks are slower from a step on."""
+    are, takes = ("are", "takes") if is_open else ("were", "took")
+    return f"all ranks {are} slower: a step {takes} {100 * longer:.0f} % longer than before"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from statistics import median
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED
-from ddpwatch.analysis.diagnosis.words.sentences import link_sentence
+from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.common.statistics import RollingMedian
 
 NEWEST = 5  # full steps, all of them slower
@@ -208,3 +208,17 @@ def _moved(across: StepAcrossRanks, group: int) -> float:
     buckets = across.skew.buckets
     rates = ((buckets[key].transfer, rate) for key, rate in bus_bandwidths(across).items() if key[3] == group)
     return sum(ns * rate / 1e9 for ns, rate in rates if ns is not None and rate is not None)
+
+
+def link_sentence(slower: float, ranks: Sequence[int], busbw: tuple[float, float] | None, is_open: bool) -> str:
+    """Says that transfers have become slower.
+
+    Args:
+        slower: How many times as long they take.
+        ranks: Among these; empty for all.
+        busbw: Before and since (GB/s).
+        is_open: Whether that lasts.
+    """
+    among = f" among {ranks_named(ranks)}" if ranks else ""
+    text = f"transfers{among} {'take' if is_open else 'took'} {slower:.1f} times as long as before"
+    return text if busbw is None else f"{text} (busbw {busbw[1]:.3g} instead of {busbw[0]:.3g} GB/s)"

@@ -1,0 +1,70 @@
+"""The kinds of incidents, and all that the rest of ddpwatch knows of a kind: one row each."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal[
+    "straggler",
+    "intermittent",
+    "pause",
+    "drift",
+    "slow_input",
+    "exposed_comm",
+    "slow_link",
+    "slow_device",
+    "slow_host",
+    "hang",
+    "death",
+    "not_reduced",
+    "layouts_differ",
+]
+
+
+class KindOf(NamedTuple):
+    """What is known of a kind.
+
+    Attributes:
+        letter: In a strip of steps: it sets the kinds apart without colour.
+        name: On the screen.
+        late: Whether it is one of late ranks. These are called by what they do most: one goes on as another.
+        blames: Whether its ranks are late by themselves.
+        of_host: Whether a slow host replaces those of its ranks.
+        for_good: Whether ranks train different models since then, even if it is over.
+    """
+
+    letter: str
+    name: str
+    late: bool = False
+    blames: bool = False
+    of_host: bool = False
+    for_good: bool = False
+
+
+KINDS: Final[dict[Kind, KindOf]] = {
+    # A rank is late in nearly every step, or now and then
+    "straggler": KindOf("S", "straggler", late=True, blames=True, of_host=True),
+    "intermittent": KindOf("I", "intermittent", late=True, blames=True),
+    # A single stall, of one rank or of all
+    "pause": KindOf("P", "pause"),
+    # A rank, or all of them, gets slower and slower
+    "drift": KindOf("D", "drift", late=True, blames=True, of_host=True),
+    # The loop waits for data in nearly every step
+    "slow_input": KindOf("W", "slow input", late=True, of_host=True),
+    # Transfers that no compute hides
+    "exposed_comm": KindOf("E", "exposed"),
+    # Transfers have become slower
+    "slow_link": KindOf("L", "slow link"),
+    # All ranks are slower from a step on, and their devices show why
+    "slow_device": KindOf("C", "slow device"),
+    # Most ranks of one host are late
+    "slow_host": KindOf("M", "slow host", late=True, blames=True),
+    # A rank does not go on
+    "hang": KindOf("H", "hang"),
+    # A rank ended before it finished
+    "death": KindOf("X", "death"),
+    # The comm hook communicates nothing
+    "not_reduced": KindOf("N", "not reduced", for_good=True),
+    # Ranks of one group have different buckets
+    "layouts_differ": KindOf("B", "layouts", for_good=True),
+}

@@ -1,0 +1,1 @@
+"""What is found in a run's steps besides late ranks: each rule in a file of its own."""

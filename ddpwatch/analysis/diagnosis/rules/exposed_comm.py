@@ -1,0 +1,137 @@
+"""Exposed communication: transfers that no compute hides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from operator import attrgetter
+from typing import cast
+
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, ModuleBucket
+from ddpwatch.analysis.diagnosis.late.cause import StepFacts
+from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare, Spell
+from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
+from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE
+from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, bucket_named, unit
+from ddpwatch.analysis.launch_skew import common_keys
+from ddpwatch.analysis.step import BucketKeys
+
+
+class ExposedComm:
+    """Finds it as steps come.
+
+    Args:
+        link: What has slowed transfers: those that are exposed because they became slower are its incident.
+    """
+
+    def __init__(self, link: SlowLink) -> None:
+        self._link = link
+        self._share = HighShare(EXPOSED_SHARE, attrgetter("transfer_ns"))
+        self._bucket_ns: Counter[ModuleBucket] = Counter()
+        self._order: tuple[ModuleBucket, ...] = ()  # as launched; empty where each is used more than once
+        self._measured = False  # whether completions are measured at all
+
+    def add_step(self, facts: StepFacts, is_measured: bool) -> None:
+        """Takes the next step, and whether it says when each bucket was done on each rank."""
+        split, judged = facts.split, facts.across.counted and facts.split.total
+        if is_measured:
+            self._measured = True
+            if split.transfer_ns > WORTH_A_LOOK * split.total:
+                self._note_buckets(facts)
+        self._share.add_split(split, split.transfer_ns if judged and self._measured else None)
+
+    def incidents(self, names: LayerNames | None) -> list[Incident]:
+        """Returns what lasts, or comes again soon, and what is over; none for what a slower link explains."""
+        return [self._incident(spell, names, is_open) for spell, is_open in self._share.spells(self._is_slower_link)]
+
+    def _note_buckets(self, facts: StepFacts) -> None:
+        """Notes per bucket of a measured step what is exposed on the rank that waits least: that is its transfer."""
+        found = list(facts.across.all_facts().values())
+        keys = common_keys(found)
+        if keys is None:
+            return
+        columns = cast("Iterator[tuple[int, ...]]", zip(*[fact.exposed for fact in found], strict=True))
+        for key, least in zip(keys, map(min, columns), strict=True):
+            if least:
+                self._bucket_ns[key[:2]] += least
+        self._order = _order(keys)
+
+    def _is_slower_link(self, since: int, is_open: bool) -> bool:
+        """Returns whether transfers are only exposed while they are slower, or were a window ago.
+
+        Args:
+            since: The first step in which they are exposed.
+            is_open: Whether they still are.
+        """
+        lasts = is_open and self._link.since_end >= WINDOW
+        return any(
+            found.since_step is not None
+            and since >= found.since_step - 2 * WINDOW
+            and (found.open or (since <= (found.until_step or 0) and not lasts))
+            for found in self._link.incidents()
+        )
+
+    def _incident(self, spell: Spell, names: LayerNames | None, is_open: bool) -> Incident:
+        bucket = max(self._bucket_ns, key=self._bucket_ns.__getitem__, default=None)
+        place = "" if bucket is None else self._place(bucket)
+        is_split = 2 * spell.unknown_ns <= spell.cost_ns
+        module, index = bucket or (None, None)
+        return Incident(
+            kind="exposed_comm",
+            severity="warning" if spell.share >= EXPOSED_SHARE else "info",
+            message=exposed_sentence(spell.share, bucket, place, names, is_open, is_split),
+            phase="exposed_comm",
+            module=module,
+            bucket=index,
+            since_step=spell.since,
+            until_step=spell.until,
+            steps=spell.count,
+            cost_ns=spell.cost_ns,
+            gain=spell.share,
+            open=is_open,
+            evidence=Evidence(share_of_step=spell.share, bucket_place=place or None),
+        )
+
+    def _place(self, bucket: ModuleBucket) -> str:
+        """Returns whether it is the first one, in the middle, the last one, or the only one; "" if not known."""
+        if bucket not in self._order:
+            return ""
+        if len(self._order) == 1:
+            return "only"
+        return {self._order[0]: "first", self._order[-1]: "last"}.get(bucket, "middle")
+
+
+@lru_cache(maxsize=64)
+def _order(keys: BucketKeys) -> tuple[ModuleBucket, ...]:
+    """Returns the buckets as they are launched; none if each is used more than once."""
+    return () if any(key[4] for key in keys) else tuple(dict.fromkeys(key[:2] for key in keys))
+
+
+def exposed_sentence(
+    share: float,
+    bucket: ModuleBucket | None,
+    which: str,
+    names: LayerNames | None,
+    is_open: bool,
+    is_split: bool = True,
+) -> str:
+    """Names transfers that no compute hides; if waits could not be split off, both.
+
+    Args:
+        share: Of a step.
+        bucket: The one that is exposed most.
+        which: In launch order: ``first``, ``middle``, ``last`` or ``only``; empty if that is not known.
+        names: Of parameters.
+        is_open: Whether that lasts.
+        is_split: Whether waits were split off.
+    """
+    hides, take = ("hides", "take") if is_open else ("hid", "took")
+    what = "transfers" if is_split else "waits or transfers (unknown which, as not all ranks can be compared)"
+    text = f"exposed communication: {what} that no compute {hides} {take} {100 * share:.0f} % of a step"
+    if bucket is None:
+        return text
+    part = "all" if which == "only" else "most"
+    the = f"the {which} " if which in ("only", "first", "last") else ""
+    middle = ", one in the middle" if which == "middle" else ""
+    return f"{text}, {part} of it {the}{unit(names)} {bucket_named(bucket, names)}{middle}"

@@ -1,0 +1,60 @@
+"""The rules on the whole run, each in a file of its own. ``CONTRIBUTING.md`` says how to add one."""
+
+from __future__ import annotations
+
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.late.cause import StepFacts
+from ddpwatch.analysis.diagnosis.rules.exposed_comm import ExposedComm
+from ddpwatch.analysis.diagnosis.rules.layouts_differ import LayoutsDiffer
+from ddpwatch.analysis.diagnosis.rules.not_reduced import NotReduced
+from ddpwatch.analysis.diagnosis.rules.run_drift import RunDrift
+from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
+from ddpwatch.analysis.diagnosis.rules.slow_input import SlowInput
+from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
+from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
+
+
+class Rules:
+    """Hands each step to all rules, and collects what they find.
+
+    Args:
+        devices: What may be why all ranks are slower.
+    """
+
+    def __init__(self, devices: DeviceCauses) -> None:
+        self._link = SlowLink(devices)
+        self._exposed = ExposedComm(self._link)
+        self._input = SlowInput()
+        self._drift = RunDrift(devices)
+        self._device = SlowDevice(devices)
+        self._reduced = NotReduced()
+        self.layouts = LayoutsDiffer()
+
+    def add_step(self, facts: StepFacts) -> None:
+        """Takes the next step."""
+        across, split = facts.across, facts.split
+        is_measured = across.counted and across.full and bool(split.total)
+        is_measured = is_measured and None not in [one.figures.comm_ns for one in across.all_facts().values()]
+        if is_measured:
+            self._link.add_step(across)
+        self._link.count(split)
+        self._exposed.add_step(facts, is_measured)
+        self._input.add_step(facts)
+        self._reduced.add_step(across)
+        if across.counted:  # what ranks took, without their waits for one that is to blame
+            own_ns = split.total - sum(split.waits.values())
+            self._drift.add_step(split.step, own_ns, split.start_ns)
+            self._device.add_step(split.step, own_ns, split.start_ns)
+
+    def incidents(self, names: LayerNames | None) -> list[Incident]:
+        """Returns all that were found."""
+        return [
+            *self._exposed.incidents(names),
+            *self._input.incidents(),
+            *self._link.incidents(),
+            *self._drift.incidents(),
+            *self._device.incidents(),
+            *self._reduced.incidents(),
+            *self.layouts.incidents(),
+        ]

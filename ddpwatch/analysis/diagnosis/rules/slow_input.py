@@ -1,0 +1,58 @@
+"""Slow input: all ranks alike wait for data."""
+
+from __future__ import annotations
+
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.late.cause import StepFacts
+from ddpwatch.analysis.diagnosis.rules.high_share import WORTH_A_LOOK, HighShare
+from ddpwatch.analysis.diagnosis.thresholds import INPUT_SHARE
+
+
+class SlowInput:
+    """Finds it as steps come."""
+
+    def __init__(self) -> None:
+        self._share = HighShare(INPUT_SHARE, _input)
+
+    def add_step(self, facts: StepFacts) -> None:
+        """Takes the next step."""
+        judged = facts.across.counted and facts.split.total
+        self._share.add_split(facts.split, _common_input(facts) if judged else None)
+
+    def incidents(self) -> list[Incident]:
+        """Returns what lasts, and what is over."""
+        return [
+            Incident(
+                kind="slow_input",
+                severity="warning" if spell.share >= INPUT_SHARE else "info",
+                message=input_sentence(spell.share, is_open),
+                phase="data",
+                since_step=spell.since,
+                until_step=spell.until,
+                steps=spell.count,
+                cost_ns=spell.cost_ns,
+                gain=spell.share,
+                open=is_open,
+                evidence=Evidence(share_of_step=spell.share),
+            )
+            for spell, is_open in self._share.spells()
+        ]
+
+
+def input_sentence(share: float, is_open: bool) -> str:
+    """Says that all ranks wait for data."""
+    return f"slow input: the loop {'waits' if is_open else 'waited'} for data during {100 * share:.0f} % of a step"
+
+
+def _input(split: StepSplit) -> int:
+    """Returns what ranks waited for data."""
+    return split.accounts.get(("input", "data"), 0)
+
+
+def _common_input(facts: StepFacts) -> int:
+    """Returns what all ranks alike wait for data: three quarters of them at least that long."""
+    if _input(facts.split) < WORTH_A_LOOK * facts.split.total:
+        return 0
+    waits = sorted(figures.phases_ns.get("data", 0) for figures in facts.across.figures.values())
+    return waits[len(waits) // 4] * len(waits)

@@ -1,1 +1,0 @@
-"""What slows all ranks: pauses, slow input, slow links, slow devices, drift."""
