@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUNS := $(VENV)/.runs
 # Hundreds of processes start: without bytecode files each would compile our modules again, and torch's idle threads spin.
 TESTS := -m pytest --numprocesses 4 --fork-workers --reruns 1 --rerun-show-tracebacks -raR
 TESTS_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
@@ -12,7 +13,7 @@ TORCH ?= 2.15.0
 .PHONY: help install demo test compat compat-install check format snapshots safety-table framework-table screenshots bench gpu soak clean
 
 help:
-	@echo "make install      .venv with ddpwatch, torchrun and the development tools"
+	@echo "make install      .venv with ddpwatch, torchrun, the development tools and the frameworks that the tests watch"
 	@echo "make demo         train on two Gloo ranks and watch it here (without a terminal: record and report)"
 	@echo "make test         run the tests"
 	@echo "make compat       run those that depend on torch or Python with others: TORCH=2.15.0 PYTHON=python3.13"
@@ -28,14 +29,18 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("ddpwatch needs Python 3.10 or newer: make PYTHON=python3.11 …")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "hint: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]' --group dev
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[torch]'
 	@touch $@
 
-demo: install
+$(STAMP): $(RUNS)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[torch]' --group dev
+	@touch $@
+
+demo: $(RUNS)
 	$(BIN)/python demo/main_job.py
 
 test: install

@@ -63,4 +63,7 @@ def training(options: list[str], output: int | None) -> Iterator[subprocess.Pope
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # also while the training ends
+        sys.exit(130)

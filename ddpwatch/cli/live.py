@@ -34,6 +34,15 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _refuse_options_before(context: typer.Context, command: str) -> None:
+    """Refuses options that stand before a command, which would not see them."""
+    given = [option.opts[0] for option in context.command.params if context.params.get(option.name or "")]
+    if given:
+        raise UsageError(
+            f"{given[0]} comes before {command}, which ignores it there", f"ddpwatch {command} {given[0]} …"
+        )
+
+
 @app.callback(invoke_without_command=True)
 def watch_newest(
     context: typer.Context,
@@ -50,6 +59,8 @@ def watch_newest(
 
     Without a command, attach to your newest run on this machine, or wait for one.
     """
+    if context.invoked_subcommand is not None:
+        _refuse_options_before(context, context.invoked_subcommand)
     if context.invoked_subcommand in USES_RUN_DIRECTORY:
         _say_fallback()
     if context.invoked_subcommand is None:

@@ -150,7 +150,7 @@ def whatif(
     link: Annotated[str | None, typer.Option(metavar="X", help="Networks X times as fast, e.g. 2,10.")] = None,
     without_rank: Annotated[int | None, typer.Option(metavar="R", help="With rank R as fast as the others.")] = None,
     no_input: Annotated[bool, typer.Option("--no-input", help="Without waits for data.")] = False,
-    world: Annotated[str | None, typer.Option(metavar="N", help="With N ranks, e.g. 8,16.")] = None,
+    world: Annotated[str | None, typer.Option("--ranks", metavar="N", help="With N ranks, e.g. 8,16.")] = None,
     accumulate: Annotated[
         str | None, typer.Option(metavar="K", help="Reduce gradients once in K batches, e.g. 2,4.")
     ] = None,
@@ -197,8 +197,11 @@ def export(
         Path, typer.Option("-o", "--output", metavar="OUT", help="The file to write; for csv and parquet, a directory.")
     ],
     form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="One of chrome, csv, parquet, ndjson.")
-    ] = "chrome",
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT", help="One of chrome, csv, parquet, ndjson (default: as OUT ends, or chrome)."
+        ),
+    ] = None,
     anonymize: Annotated[
         bool, typer.Option("--anonymize", help="Replace hosts, paths, names and exception messages with hashes.")
     ] = False,
@@ -207,9 +210,10 @@ def export(
 ) -> None:
     """Export a recording as a Perfetto trace, tables or raw frames."""
     from ddpwatch.export.writers import export as write
+    from ddpwatch.export.writers import format_for
     from ddpwatch.recording.selection import selection_of
 
-    for line in write(opened(file), form, output, selection_of(steps, ranks), anonymize):
+    for line in write(opened(file), form or format_for(output), output, selection_of(steps, ranks), anonymize):
         say(line)
 
 

@@ -22,6 +22,20 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.wire.messages import ClockExchange, type_name
 
 FORMATS = ("chrome", "csv", "parquet", "ndjson")
+OF_SUFFIX = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv", ".parquet": "parquet"}  # of the output's name
+
+
+def format_for(out: Path) -> str:
+    """Returns the format that the output's name asks for; `chrome` if it asks for none.
+
+    Raises:
+        UsageError: It is the name of one table, and the format has several.
+    """
+    form = OF_SUFFIX.get(out.suffix.lower(), "chrome")
+    if form in ("csv", "parquet") and not out.is_dir():
+        tables = f"{form} is a directory of tables, and {out} looks like one file"
+        raise UsageError(tables, f"give --format {form} -o {out.with_suffix('')}")
+    return form
 
 
 def export(recording: Recording, form: str, out: Path, selection: Selection, anonymize: bool = False) -> list[str]:

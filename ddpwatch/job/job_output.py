@@ -10,11 +10,10 @@ import sys
 import threading
 from pathlib import Path
 
-import platformdirs
-
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.job import output_copy
 from ddpwatch.job.output_copy import CUT, DONE, MISSING, OLDER, TOTAL, OutputBuffer, copy_output, older_part
+from ddpwatch.run.state_folder import state_folder
 
 
 class OutputPipe:
@@ -33,7 +32,7 @@ class OutputPipe:
     """
 
     def __init__(self, name: str) -> None:
-        self.path = _folder() / f"{name}.out"
+        self.path = state_folder("output") / f"{name}.out"
         try:
             self.buffer = OutputBuffer.create()
             self._read_end, self.pipe = os.pipe()
@@ -91,11 +90,3 @@ class OutputPipe:
             ).wait()
         except OSError:
             return 1
-
-
-def _folder() -> Path:
-    try:
-        return platformdirs.user_state_path("ddpwatch") / "output"
-    except RuntimeError as error:
-        hint = "set HOME or XDG_STATE_HOME, or leave the output in this terminal: --headless"
-        raise DdpwatchError("there is no home directory for the job's output", hint) from error

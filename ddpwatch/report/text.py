@@ -18,6 +18,17 @@ def render_report(report: Report) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
+def cost_sentence(report: Report) -> str:
+    """Returns what watching cost; empty if that is not known."""
+    cost = report.cost
+    if cost.ratio is None:
+        return ""
+    return (
+        f"watching cost {percent(cost.ratio, 2)} of the step (95 % interval {percent(cost.low, 2)} to "
+        f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with unwatched steps)"
+    )
+
+
 def _unresolved(steps: StepCounts) -> str:
     """Returns steps whose GPU times did not come; most jobs have none."""
     return f", {steps.unresolved} unresolved" if steps.unresolved else ""
@@ -40,11 +51,8 @@ def _head(report: Report) -> list[str]:
         f"{number(overlap.comm_ms)} ms, of that exposed {number(overlap.exposed_ms)} ms "
         f"(means over the ranks and {steps.averaged} steps)",
     ]
-    if (cost := report.cost).ratio is not None:
-        lines.append(
-            f"watching cost {percent(cost.ratio, 2)} of the step (95 % interval {percent(cost.low, 2)} to "
-            f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with unwatched steps)"
-        )
+    if cost := cost_sentence(report):
+        lines.append(cost)
     recording = report.recording
     if recording is not None:
         cut = ", cut off at the end" if recording.cut_tail else ""

@@ -17,18 +17,20 @@ from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Tabs
 
 from ddpwatch.common.text import percent
-from ddpwatch.errors import UsageError
+from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import parse_target
 from ddpwatch.recording.selection import Selection
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
+from ddpwatch.run.state_folder import state_folder
 from ddpwatch.tui.bottom_bar import BAR_CSS, HEIGHTS, WIDTHS, BottomBar, bar_variables
 from ddpwatch.tui.controller import controller_for
 from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplayFeed, ReplaySpec, open_feed
 from ddpwatch.tui.feed import events as posted
 from ddpwatch.tui.keys import COMMANDS, LIVE_ONLY, NAVIGATION, REPLAY_ONLY
 from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
+from ddpwatch.tui.models.rank_filter import parse_filter
 from ddpwatch.tui.models.whole import WholeRecording
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.palette import SCHEMES
@@ -291,9 +293,15 @@ class DashboardApp(App[int]):
         self.push_screen(AskScreen("show", FILTER_HELP, self.session.filter), self._filter)
 
     def _filter(self, text: str | None) -> None:
-        if text is not None:
-            self.session.filter = text.strip()
-            self.tick()
+        if text is None:
+            return
+        try:
+            parse_filter(text)
+        except UsageError as error:
+            self.push_screen(AskScreen(f"{error.message}; show", FILTER_HELP, text), self._filter)
+            return
+        self.session.filter = text.strip()
+        self.tick()
 
     def action_follow(self) -> None:
         """Keeps the slowest rank in sight, or not."""
@@ -393,17 +401,20 @@ class DashboardApp(App[int]):
         self.run_worker(lambda: self._save(name, lambda path: write_step(frames, ranks, path), note), thread=True)
 
     def _save(self, end: str, write: Callable[[Path], object], note: str = "") -> None:
-        """Writes a file named after the run to the current directory, and notifies the user."""
-        path = self._file(end)
+        """Writes a file named after the run to the user's state directory, and says where."""
         try:
+            path = self._file(end)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write(path)
+        except DdpwatchError as error:
+            self.notify(f"not saved: {error}", severity="error")
         except OSError as error:
-            self.notify(f"not saved: {path.absolute().parent}: {error.strerror}", severity="error")
+            self.notify(f"not saved: {error.filename}: {error.strerror}", severity="error")
         else:
             self.notify(f"saved {path}{note}", timeout=6)
 
     def _file(self, end: str) -> Path:
-        return Path(f"ddpwatch-{shorten_name(self.session.name, 60).replace('/', '-')}-{end}")
+        return state_folder("saved") / f"ddpwatch-{shorten_name(self.session.name, 60).replace('/', '-')}-{end}"
 
 
 def _whole_run(spec: FeedSpec) -> WholeRecording | None:

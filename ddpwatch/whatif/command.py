@@ -53,7 +53,7 @@ class WhatIfOptions:
             [Change(hook=hook) for hook in dict.fromkeys(map(parse_hook, filter(str.strip, hooks)))],
             [Change(link=link) for link in _numbers("--link", self.links, 0.01, 1000) if link != 1],
             [] if self.without_rank is None else [Change(without_rank=self.without_rank)],
-            [Change(world=int(world)) for world in _numbers("--world", self.worlds, 2, 65536, whole=True)],
+            [Change(world=int(world)) for world in _numbers("--ranks", self.worlds, 2, 65536, whole=True)],
             [Change(accumulate=int(k)) for k in _numbers("--accumulate", self.accumulate, 2, 1024, whole=True)],
             [Change(bucket_view=True)] if self.bucket_view else [],
             [Change(static_graph=True)] if self.static_graph else [],

@@ -41,7 +41,7 @@ def test_it_is_drawn_and_answers(page_file: Path, tmp_path: Path) -> None:
         assert page.evaluate(INK % "run") >= 3
         left, top, width = page.evaluate(PLACE % "timeline")
         before = page.evaluate(DETAIL)
-        page.click(left + 56 + (width - 66) * 0.5, top + 4 + 46 + 7)  # rank 1, halfway through its step
+        page.click(left + 56 + (width - 66) * 0.5, top + 4 + 54 + 7)  # rank 1, halfway through its step
         after = page.evaluate(DETAIL)
         assert after != before
         assert after.startswith("rank 1, step ")
@@ -50,7 +50,7 @@ def test_it_is_drawn_and_answers(page_file: Path, tmp_path: Path) -> None:
         assert "bucket waiting for the last rank" in legend  # of rank 0: bucket 1, from 65 to 69 ms
         assert "exposed: in transfer" in legend
         assert "exposed: waiting" not in legend  # all is exposed from 75 ms on
-        page.click(left + 56 + (width - 66) * 0.67, top + 4 + 21 + 8 + 3)  # rank 0's bucket 1
+        page.click(left + 56 + (width - 66) * 0.67, top + 4 + 21 + 11 + 3)  # rank 0's bucket 1
         assert page.evaluate(DETAIL).endswith("took 20.000 ms, 4.000 ms of it waiting for rank 2")
         step = page.evaluate("DATA.steps[chosen].step")
         page.evaluate('document.getElementById("run").scrollIntoView({block: "center"})')
@@ -59,6 +59,26 @@ def test_it_is_drawn_and_answers(page_file: Path, tmp_path: Path) -> None:
         assert page.evaluate("DATA.steps[chosen].step") > step
         assert page.evaluate('document.querySelectorAll("#ranks tr").length') == 4
         assert page.requests == [page_file.as_uri()]
+        assert page.problems == []
+
+
+def test_bars_carry_their_buckets_and_colours_their_names(page_file: Path, tmp_path: Path) -> None:
+    """The names are those of the report's table."""
+    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+        drawn = page.evaluate("""(() => {
+          const context = $("timeline").getContext("2d"), drawn = [], draw = context.fillText;
+          context.fillText = (...what) => { drawn.push(what[0]); draw.apply(context, what); };
+          drawTimeline();
+          return drawn;
+        })()""")
+        assert drawn.count("0") == drawn.count("1") == 3  # both buckets of three ranks
+        names = 'Array.from(document.querySelectorAll("#buckets td:first-child"), cell => cell.textContent)'
+        assert page.evaluate(names) == ["0", "1"]
+        assert (
+            page.evaluate('$("runlegend").textContent')
+            == "stepexposed communicationstrip on top: errorstrip on top: warning"
+        )
+        assert page.evaluate('getComputedStyle($("fit")).borderRadius') == "4px"
         assert page.problems == []
 
 
@@ -83,7 +103,7 @@ def test_parameter_groups_have_their_collectives(tmp_path: Path) -> None:
     with chromium.Page((tmp_path / "report.html").as_uri(), tmp_path / "profile") as page:
         table = page.evaluate('document.getElementById("buckets").textContent')
         assert table.startswith("groupcollectivesize")
-        assert "0/0all-gather1.0 MiB" in table
+        assert "0all-gather1.0 MiB" in table
         assert page.evaluate('document.getElementById("units").textContent') == "Parameter groups"
         assert "collective in transfer" in page.evaluate('document.getElementById("legend").textContent')
         assert page.problems == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from textual import events
 from textual.command import CommandList
+from textual.widgets import Static
 
 from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings
@@ -169,6 +170,16 @@ class TestEveryView:
                 await pilot.press("escape")
 
 
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """The folder for what leaves the dashboard; nothing else is written, the working directory included."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    yield tmp_path / "state/ddpwatch/saved"
+    assert not list((tmp_path / "here").iterdir())
+
+
 class TestEverywhere:
     async def test_filter(self):
         app = app_on()
@@ -180,6 +191,11 @@ class TestEverywhere:
             await pilot.press("2")
             assert app.view.timeline().ranks == [2, 3, 7]
             await pilot.press("slash", *["backspace"] * 5, "enter")
+            assert len(app.session.overview.ranks) == 8
+            await pilot.press("slash", *"rank:1", "enter")  # no rank, state or host: it is asked for again
+            await until(pilot, lambda: isinstance(app.screen, AskScreen))
+            assert "rank:1 is not understood; show: ranks (0-7,12)" in str(app.screen.query_one(Static).render())
+            await pilot.press("escape")
             assert len(app.session.overview.ranks) == 8
             await pilot.press("slash", "x", "escape")
             assert not isinstance(app.screen, AskScreen)
@@ -231,17 +247,18 @@ class TestEverywhere:
         assert copied is not None
         assert base64.b64decode(copied[1]).decode().startswith("rank 1 is late by 40 ms in each step: its backward")
 
-    async def test_a_picture_is_saved(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
+    async def test_a_picture_is_saved_in_the_state_directory(self, saved, monkeypatch):
         app = app_on()
+        notices = []
         async with app.run_test(size=(80, 24)) as pilot:
             await watching(pilot, run(12))
+            monkeypatch.setattr(app, "notify", lambda text, **_: notices.append(text))
             await pilot.press("P")
-            (picture,) = tmp_path.glob("ddpwatch-run-1-*.svg")
+            (picture,) = saved.glob("ddpwatch-run-1-*.svg")
             assert "<svg" in picture.read_text()
+        assert notices == [f"saved {picture}"]
 
-    async def test_the_step_shown_is_exported(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
+    async def test_the_step_shown_is_exported(self, saved):
         app = app_on()
         async with app.run_test(size=(80, 24)) as pilot:
             await pilot.press("E")
@@ -249,10 +266,10 @@ class TestEverywhere:
             await watching(pilot, [*run(12), mark])
             await pilot.press("left", "left", "E")
             await until(pilot, lambda: not app.workers)
-            trace = json.loads((tmp_path / "ddpwatch-run-1-step9.json").read_text())
+            trace = json.loads((saved / "ddpwatch-run-1-step9.json").read_text())
             await pilot.press("right", "E")
-            await until(pilot, lambda: len(list(tmp_path.iterdir())) == 2 and not app.workers)
-            assert "evaluate" not in (tmp_path / "ddpwatch-run-1-step10.json").read_text()
+            await until(pilot, lambda: len(list(saved.iterdir())) == 2 and not app.workers)
+            assert "evaluate" not in (saved / "ddpwatch-run-1-step10.json").read_text()
         names = {(event["pid"], event["name"]) for event in trace["traceEvents"] if event["ph"] != "M"}
         assert {(0, "step 9"), (1, "step 9"), (0, "bucket 1"), (0, "evaluate"), (1, "d")} <= names
         assert not any(event["name"] == "step 8" for event in trace["traceEvents"])

@@ -254,6 +254,15 @@ def test_the_doctor_has_the_documented_keys() -> None:
     assert_documented(document([Section("terminal").ok("size", "80x24")]))
 
 
+def test_the_library_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "run.mcap", run_of(steps=200))
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", text_of("docs/recordings.md"), re.DOTALL)
+    done: dict[str, object] = {}
+    exec(code, done)
+    assert done["columns"]
+
+
 def test_the_tables_are_those_of_an_export() -> None:
     documented = rows(section("docs/recordings.md", "## Tables and library"))
     defined = {name for name, value in vars(tables).items() if name.endswith("Row") and isinstance(value, type)}

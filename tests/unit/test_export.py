@@ -23,7 +23,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous, word
 from ddpwatch.export.chrome_trace import align, write_chrome
 from ddpwatch.export.tables import TABLES, step_rows
-from ddpwatch.export.writers import FORMATS, export
+from ddpwatch.export.writers import FORMATS, export, format_for
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
 from ddpwatch.report.files import write_html
@@ -47,6 +47,20 @@ from tests.support.frames import unwatched
 from tests.support.runs import BEGIN, HOSTILE, MS, hello_of, record, run_of, step_of
 
 ALL = Selection()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("a", "chrome"), ("a.json", "chrome"), ("a.ndjson", "ndjson"), ("a.JSONL", "ndjson")]
+)
+def test_the_output_s_name_gives_its_format(name: str, form: str, tmp_path: Path) -> None:
+    assert format_for(tmp_path / name) == form
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_name_of_one_table_is_refused(form: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{form} is a directory of tables") as refused:
+        format_for(tmp_path / f"x.{form}")
+    assert refused.value.hint == f"give --format {form} -o {tmp_path / 'x'}"
 
 
 @pytest.fixture

@@ -185,10 +185,10 @@ def test_a_sweep_on_the_command_line(file: Path, one_size: Path, tmp_path: Path)
         ("--cap", "1,x"),
         ("--hook", "fp8"),
         ("--link", "-1"),
-        ("--world", "1"),
+        ("--ranks", "1"),
         ("--cap", "nan"),
         ("--link", "1"),
-        ("--world", "2.5"),
+        ("--ranks", "2.5"),
         ("--accumulate", "2.5"),
     ],
 )

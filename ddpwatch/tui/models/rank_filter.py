@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from ddpwatch.errors import UsageError
 from ddpwatch.viewer.state import RankState, RankStatus
 
 Predicate = Callable[[RankState, RankStatus], bool]
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?$")
+_HOST = re.compile(r"[\w.-]+$")
 HELP = "ranks (0-7,12), a state (running, waiting, silent, unseen, ended) or part of a host name; empty shows all"
 
 
@@ -16,6 +18,9 @@ def parse_filter(text: str) -> Predicate | None:
     """Returns a predicate on a rank, or None for an empty filter, which selects all.
 
     The words between commas are alternatives: rank numbers and ranges, states, parts of a host name.
+
+    Raises:
+        UsageError: A word is none of these.
     """
     words = [word.strip().lower() for word in re.split(r"[,\s]+", text) if word.strip()]
     tests = [_word(word) for word in words]
@@ -29,4 +34,6 @@ def _word(word: str) -> Predicate:
         return lambda rank, _: low <= rank.rank <= high
     if word in {status.value for status in RankStatus}:
         return lambda _, status: status.value == word
+    if not _HOST.match(word):
+        raise UsageError(f"{word} is not understood", HELP)
     return lambda rank, _: rank.hello is not None and word in rank.hello.host.lower()

@@ -157,6 +157,13 @@ class TestView:
         assert left.value.code == 2
         assert "--baseline needs the dashboard" in capsys.readouterr().err
 
+    def test_before_a_command_it_is_refused(self, baseline, monkeypatch, capsys):
+        monkeypatch.setattr("sys.argv", ["ddpwatch", "--baseline", str(baseline), "replay", str(baseline)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 2
+        assert "--baseline comes before replay, which ignores it there" in capsys.readouterr().err
+
     @pytest.mark.parametrize("size", [(1, 1), (5, 3), (30, 10), (80, 19), (200, 46)])
     def test_any_size(self, size):
         rows = paint_compare(CompareModel(name="x" * 50, reading=3), *size)
