@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ddpwatch.analysis.diagnosis.words.why_unwatched import UNKNOWN, Why
+from ddpwatch.analysis.diagnosis.words.why_unwatched import NOT_KNOWN, Why
 from ddpwatch.tui.feed.events import BATCH
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.log import JobOutput, LogLine, RunLog
@@ -52,7 +52,7 @@ class ViewerSession:
         self.output = JobOutput()
         self._forget_run("")
         self._directory = self._job = ""
-        self._why = UNKNOWN
+        self._why = NOT_KNOWN
         self._attached = False
         self._ended_s: float | None = None
         self._found: Diagnosed | None = None  # of `whole`, as of the last `refresh`
@@ -79,7 +79,7 @@ class ViewerSession:
 
     # -- what the feed posts ---------------------------------------------------------------------------------
 
-    def wait(self, directory: str, job: str = "", why: Why = UNKNOWN) -> None:
+    def wait(self, directory: str, job: str = "", why: Why = NOT_KNOWN) -> None:
         """Waits for a run; ``job`` is the command that should start one, and ``why`` how far that has come."""
         self._directory, self._job, self._why = directory, job, why
 

@@ -44,18 +44,18 @@ class Follower:
             if isinstance(message, (Hello, Group)):
                 self.groups.apply_message(message)
             if isinstance(message, Hello):
-                self.liveness.hello(message.rank, at_ns)
+                self.liveness.add_hello(message.rank, at_ns)
             elif isinstance(message, Beat):
-                self.liveness.beat(message.rank, message, at_ns)
+                self.liveness.add_beat(message, at_ns)
                 self.phases[message.rank] = message.phase
             elif isinstance(message, Step):
-                self.liveness.step(message, at_ns)
+                self.liveness.add_step(message, at_ns)
             elif isinstance(message, Stack):
-                self.liveness.stack(message)
+                self.liveness.add_stack(message)
             elif isinstance(message, Bye):
-                self.liveness.bye(message, at_ns)
+                self.liveness.add_bye(message, at_ns)
             elif isinstance(message, (Device, Status)):
-                self.liveness.tick(at_ns)
+                self.liveness.pass_time(at_ns)
 
     def found(self, open: bool = True) -> list[Incident]:
         return [hang for hang in self.liveness.hangs(self.now_ns) if hang.open is open]

@@ -44,11 +44,11 @@ def hosts(figures: Mapping[str, float | str], quiet: Mapping[str, float | str], 
     """Hosts of one rank each; the first one has these figures during the fault, and the quiet ones before."""
     causes = DeviceCauses()
     for rank, name in enumerate(names):
-        causes.hello(hello(rank, name))
+        causes.placement.add_hello(hello(rank, name))
     for second in range(1, FAULT[1] + 1):
         for name in names:
             bad = name == names[0] and second > FAULT[0]
-            causes.device(host(name, second, **(figures if bad else quiet)))
+            causes.add_device(host(name, second, **(figures if bad else quiet)))
     return causes
 
 
@@ -56,9 +56,9 @@ def starved(shares: Iterable[float], before: float = 0.0, run: float = 0.5) -> D
     """A rank per share of the time that it waits for a core during the fault."""
     causes = DeviceCauses()
     for rank, share in enumerate(shares):
-        causes.hello(hello(rank))
+        causes.placement.add_hello(hello(rank))
         for second in range(1, FAULT[1] + 1):
-            causes.rank_sample(waiting(rank, second, share if second > FAULT[0] else before, run))
+            causes.add_rank_sample(waiting(rank, second, share if second > FAULT[0] else before, run))
     return causes
 
 
@@ -90,9 +90,9 @@ def test_a_rank_that_sleeps_less_than_its_peers_is_not_starved_more() -> None:
     """It computes longer and so waits longer for a core, as everybody on this full host would."""
     causes = DeviceCauses()
     for rank, (wait, run) in enumerate([(0.45, 0.45), (0.2, 0.2), (0.22, 0.22)]):
-        causes.hello(hello(rank))
+        causes.placement.add_hello(hello(rank))
         for second in range(1, FAULT[1] + 1):
-            causes.rank_sample(waiting(rank, second, wait, run))
+            causes.add_rank_sample(waiting(rank, second, wait, run))
     assert text(causes) == ""
 
 
@@ -132,16 +132,16 @@ def test_with_peers_it_does_not_matter_how_long_it_has_been_so() -> None:
 def test_the_pressure_on_a_host_says_nothing_of_a_rank_whose_waits_are_known() -> None:
     causes = hosts({"cpu_pressure": 80.0}, {"cpu_pressure": 0.0})
     for second in range(1, FAULT[1] + 1):
-        causes.rank_sample(waiting(0, second, 0.0))
+        causes.add_rank_sample(waiting(0, second, 0.0))
     assert text(causes) == ""
 
 
 def gpus(clocks: list[tuple[float, int]]) -> DeviceCauses:
     causes = DeviceCauses()
     for rank, (clock, reasons) in enumerate(clocks):
-        causes.hello(hello(rank, gpu=True))
+        causes.placement.add_hello(hello(rank, gpu=True))
         for second in range(1, FAULT[1] + 1):
-            causes.device(gpu(rank, second, clock, reasons))
+            causes.add_device(gpu(rank, second, clock, reasons))
     return causes
 
 
@@ -163,16 +163,16 @@ def test_a_gpu_of_another_job_is_no_peer() -> None:
     causes = gpus([(1700.0, POWER), (1700.0, POWER), (1700.0, POWER)])
     for second in range(1, FAULT[1] + 1):
         for rank in range(10, 20):
-            causes.device(gpu(rank, second, 1980.0, 0))
+            causes.add_device(gpu(rank, second, 1980.0, 0))
     assert text(causes) == ""
 
 
 def test_new_memory_errors_of_a_gpu() -> None:
     causes = DeviceCauses()
-    causes.hello(hello(0, gpu=True))
+    causes.placement.add_hello(hello(0, gpu=True))
     for second in range(1, FAULT[1] + 1):
         errors = 7 if second < FAULT[1] - 5 else 9
-        causes.device(Device(host="a", kind="cuda", at_ns=second * SECOND, uuid="GPU-0", ecc_errors=errors))
+        causes.add_device(Device(host="a", kind="cuda", at_ns=second * SECOND, uuid="GPU-0", ecc_errors=errors))
     assert text(causes) == "uncorrected errors in the GPU's memory (ECC)"
 
 
@@ -186,8 +186,8 @@ def test_the_worst_comes_first_and_the_others_are_evidence() -> None:
 
 def test_a_pause_between_two_samples_is_in_the_second() -> None:
     causes = starved([0.0, 0.0])
-    causes.rank_sample(waiting(0, FAULT[1] + 1, 0.6))
-    causes.rank_sample(waiting(1, FAULT[1] + 1, 0.0))
+    causes.add_rank_sample(waiting(0, FAULT[1] + 1, 0.6))
+    causes.add_rank_sample(waiting(1, FAULT[1] + 1, 0.0))
     start = FAULT[1] * SECOND + SECOND // 10
     assert causes.cause(0, start, start + SECOND // 5) is not None
     assert causes.cause(0, start - SECOND, start - SECOND // 2) is None
@@ -197,11 +197,11 @@ def test_hosts_on_other_clocks() -> None:
     causes = DeviceCauses()
     shift = 1000
     for rank, (name, steal) in enumerate([("a", 31.0), ("b", 0.0)]):
-        causes.hello(hello(rank, name))
+        causes.placement.add_hello(hello(rank, name))
         for second in range(1, 31):
-            causes.device(host(name, second + shift * rank, steal=steal))
+            causes.add_device(host(name, second + shift * rank, steal=steal))
     assert causes.cause(0, 5 * SECOND, 25 * SECOND) is None  # nobody to compare with
-    causes.clocks({1: Shift(("b", ""), ("a", ""), -shift * SECOND, 0)})
+    causes.note_clocks({1: Shift(("b", ""), ("a", ""), -shift * SECOND, 0)})
     assert causes.cause(0, 5 * SECOND, 25 * SECOND) is not None
     assert causes.cause(1, 5 * SECOND, 25 * SECOND) is None
 
@@ -210,9 +210,9 @@ def test_unknown_is_no_cause() -> None:
     causes = DeviceCauses()
     assert causes.cause(0, 0, SECOND) is None
     assert causes.cause(None, 0, SECOND) is None
-    causes.hello(hello(0))
-    causes.device(host("a", 1))
-    causes.rank_sample(RankSample(rank=0, at_ns=SECOND, span_ns=SECOND))
+    causes.placement.add_hello(hello(0))
+    causes.add_device(host("a", 1))
+    causes.add_rank_sample(RankSample(rank=0, at_ns=SECOND, span_ns=SECOND))
     assert causes.cause(0, 0, SECOND) is None
     assert causes.cause(None, 0, SECOND) is None
 
@@ -254,17 +254,17 @@ def stolen_from(second: int, boot_id: str) -> Device:
 def test_hosts_of_one_name_are_two() -> None:
     causes = DeviceCauses()
     for rank, boot_id in enumerate(("one", "two")):
-        causes.hello(hello(rank, "node", boot_id=boot_id))
+        causes.placement.add_hello(hello(rank, "node", boot_id=boot_id))
     for second in range(1, FAULT[1] + 1):
         for boot_id in ("two", "one"):
-            causes.device(stolen_from(second, boot_id))
+            causes.add_device(stolen_from(second, boot_id))
     assert [text(causes, rank) for rank in (0, 1)] == ["", "host node: 31 % of CPU time stolen"]
 
 
 def test_devices_are_limited() -> None:
     causes = DeviceCauses()
     for index in range(MOST_SERIES + 10):
-        causes.device(host(f"h{index}", 1, steal=1.0))
+        causes.add_device(host(f"h{index}", 1, steal=1.0))
     assert len(causes._hosts.past) == MOST_SERIES
     assert len(causes._hosts.host_of) == MOST_SERIES
 

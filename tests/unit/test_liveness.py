@@ -35,7 +35,7 @@ class Run:
         self.liveness = RankLiveness(known)
         self.places: dict[int, dict[str, Any]] = {}
         for rank in range(world):
-            self.liveness.hello(rank, self.received_ns)
+            self.liveness.add_hello(rank, self.received_ns)
             self.put(rank, "forward", step=40)
 
     @property
@@ -59,8 +59,8 @@ class Run:
             self.now_s += BEAT_S
             for rank, place in self.places.items():
                 if rank not in silent:
-                    self.liveness.beat(rank, Beat(rank=rank, at_ns=self.clock_ns, **place), self.received_ns)
-            self.liveness.tick(self.received_ns)
+                    self.liveness.add_beat(Beat(rank=rank, at_ns=self.clock_ns, **place), self.received_ns)
+            self.liveness.pass_time(self.received_ns)
         return self.found()
 
     def found(self) -> list[Incident]:
@@ -71,11 +71,11 @@ class Run:
         """The rank sends a step that ends now."""
         start_ns = self.clock_ns - int(duration_s * S)
         one = step(rank, number, start_ns=start_ns, duration_ns=int(duration_s * S))
-        self.liveness.step(one, self.received_ns)
+        self.liveness.add_step(one, self.received_ns)
 
     def leave(self, rank: int, message: Any) -> None:
         del self.places[rank]
-        self.liveness.bye(message, self.received_ns)
+        self.liveness.add_bye(message, self.received_ns)
 
 
 def only(found: list[Incident]) -> Incident:
@@ -306,7 +306,7 @@ def test_a_hang_ends_with_the_run() -> None:
     run.go(6.0)
     for rank in (0, 1):
         run.leave(rank, bye(rank, "killed", detail="SIGTERM", signal=15))
-    run.liveness.bye(bye(), run.received_ns)
+    run.liveness.add_bye(bye(), run.received_ns)
     found = run.go(1.0)
     assert {incident.kind for incident in found} == {"hang", "death"}
     assert not any(incident.open for incident in found)
@@ -360,7 +360,7 @@ def test_the_first_death_is_the_cause_whatever_its_host_calls_the_time() -> None
     run, ahead_ns = Run(), 5000 * S
     for rank, clock_ns in ((0, run.clock_ns + ahead_ns), (1, run.clock_ns)):
         beat = Beat(rank=rank, at_ns=clock_ns, step=40, phase="backward", since_ns=clock_ns)
-        run.liveness.beat(rank, beat, run.received_ns)
+        run.liveness.add_beat(beat, run.received_ns)
     first, then = killed(0), bye(1, "exception", detail="RuntimeError: Connection closed by peer")
     first.at_ns, then.at_ns = run.clock_ns + ahead_ns + S, run.clock_ns + 2 * S
     run.now_s += 3
@@ -373,7 +373,7 @@ def stack(run: Run, rank: int, *frames: str) -> None:
     lines = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in (f.split() for f in frames))
     text = f"Thread 0x00007f (most recent call first):\n{lines}\nThread 0x1 (most recent call first):\n"
     text += '  File "other.py", line 1 in other\n'
-    run.liveness.stack(Stack(rank=rank, at_ns=run.clock_ns, since_ns=0, step=40, text=text, threads=2))
+    run.liveness.add_stack(Stack(rank=rank, at_ns=run.clock_ns, since_ns=0, step=40, text=text, threads=2))
 
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host
+from ddpwatch.analysis.diagnosis.causes.slow_host import by_host
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.exposed_comm import exposed_sentence
 from ddpwatch.analysis.diagnosis.rules.slow_input import input_sentence
@@ -12,6 +12,7 @@ from ddpwatch.analysis.diagnosis.rules.slow_link import link_sentence
 from ddpwatch.analysis.diagnosis.words.sentences import late_rank_sentence
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.analysis.placement import Host
 from ddpwatch.wire.messages import BucketLayout, Layout
 
 EVIDENCE = Evidence(late_ms=30.0, excess_ms=29.0, group=[0, 1, 2, 3], step_ms=120.0)

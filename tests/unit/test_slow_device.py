@@ -56,7 +56,7 @@ def found(samples: Samples, steps: int = 300, ranks: int = 4) -> list[Incident]:
     causes, at, sampled = DeviceCauses(), 0, 0
     slow = SlowDevice(causes)
     for rank in range(ranks):
-        causes.hello(
+        causes.placement.add_hello(
             Hello(run_id="r", rank=rank, world_size=ranks, host="a", boot_id="", pid=1, device_uuid=f"GPU-{rank}")
         )
     for number in range(steps):
@@ -69,9 +69,9 @@ def found(samples: Samples, steps: int = 300, ranks: int = 4) -> list[Incident]:
             for rank in range(ranks):
                 device, sample = samples(rank, at, number in SLOW)
                 if device is not None:
-                    causes.device(device)
+                    causes.add_device(device)
                 if sample is not None:
-                    causes.rank_sample(sample)
+                    causes.add_rank_sample(sample)
     return slow.incidents()
 
 

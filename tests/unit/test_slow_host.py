@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host
+from ddpwatch.analysis.diagnosis.causes.slow_host import by_host
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.placement import Host
 from ddpwatch.analysis.run import Run
 from ddpwatch.wire.messages import ClockExchange, Message
 from tests.support.frames import enveloped, hello, layout, synchronous

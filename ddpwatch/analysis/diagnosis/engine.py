@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import UNWATCHED, Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
-from ddpwatch.analysis.diagnosis.causes.slow_host import Host, by_host, late_together
+from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Account, Evidence, Incident, LostTime
@@ -29,6 +29,7 @@ from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.launch_skew import common_keys
+from ddpwatch.analysis.placement import Placement
 from ddpwatch.analysis.step import BucketKey
 from ddpwatch.common.intervals import total_within
 from ddpwatch.wire.messages import (
@@ -73,10 +74,10 @@ class Diagnosis:
         groups = groups or Groups()
         self._liveness = RankLiveness(groups)
         self._held_up = HeldUp(groups)
-        self._devices = DeviceCauses()
+        self._placement = Placement()
+        self._devices = DeviceCauses(self._placement)
         self._rules = Rules(self._devices)
         self._pauses = Pauses(self._devices, self._held_up)
-        self._hosts: dict[int, Host] = {}
         self._causes: dict[tuple[int, int], tuple[int, DeviceCause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=MOST_SPLITS)
         # The newest watched steps: their waits, and those since, may turn out to be one rank's doing
@@ -93,39 +94,38 @@ class Diagnosis:
             self._now_ns = received_ns
         self._looked = None
         if isinstance(message, Step):
-            self._liveness.step(message, received_ns)
+            self._liveness.add_step(message, received_ns)
         elif isinstance(message, Beat):
-            self._liveness.beat(message.rank, message, received_ns)
-            self._held_up.beat(message)
+            self._liveness.add_beat(message, received_ns)
+            self._held_up.add_beat(message)
         elif isinstance(message, Mark):
-            self._ledger.mark(message)
-            self._liveness.seen(message.rank, received_ns)
+            self._ledger.add_mark(message)
+            self._liveness.note_seen(message.rank, received_ns)
         elif isinstance(message, Device):
-            self._devices.device(message)
-            self._liveness.tick(received_ns)
+            self._devices.add_device(message)
+            self._liveness.pass_time(received_ns)
         elif isinstance(message, RankSample):
-            self._devices.rank_sample(message)
+            self._devices.add_rank_sample(message)
         elif isinstance(message, Hello):
-            self._hosts[message.rank] = Host(message.host, message.boot_id)
-            self._devices.hello(message)
-            self._liveness.hello(message.rank, received_ns)
+            self._placement.add_hello(message)
+            self._liveness.add_hello(message.rank, received_ns)
         elif isinstance(message, Bye):
-            self._liveness.bye(message, received_ns)
+            self._liveness.add_bye(message, received_ns)
         elif isinstance(message, Stack):
-            self._liveness.stack(message)
+            self._liveness.add_stack(message)
         elif isinstance(message, Layout):
             self._rules.layouts.add_layout(message)
         elif isinstance(message, Node):
-            self._liveness.node(message)
-            self._liveness.tick(received_ns)
+            self._liveness.add_node(message)
+            self._liveness.pass_time(received_ns)
         elif isinstance(message, Status):
-            self._liveness.tick(received_ns)
+            self._liveness.pass_time(received_ns)
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step, as complete as it will be."""
         self._looked = None
         if across.comparable:
-            self._devices.clocks(across.shifts)
+            self._devices.note_clocks(across.shifts)
         split = self._ledger.add_step(across)
         self._keep_split(split, across.counted)
         facts = StepFacts(across, split)
@@ -178,7 +178,7 @@ class Diagnosis:
         """Notes how much later the last rank was than the one before it; of a slow host, than those of other hosts."""
         last_at = max(launches)
         last = ranks[launches.index(last_at)]
-        if len(late) < 2 or len(slow := late_together(last, late, self._hosts)) < 2:
+        if len(late) < 2 or len(slow := late_together(last, late, self._placement.hosts)) < 2:
             split.leads[last] = last_at - sorted(launches)[-2]
         elif others := [at for rank, at in zip(ranks, launches, strict=True) if rank not in slow]:
             split.leads[last] = last_at - max(others)  # if all of the group is slow, all waits for the last one count
@@ -315,7 +315,7 @@ class Diagnosis:
 
     def incidents(self) -> list[Incident]:
         """Returns what went wrong so far: errors first, then what costs most."""
-        found = by_host(self._look().found, self._hosts)
+        found = by_host(self._look().found, self._placement.hosts)
         total = self._ledger.rank_ns + sum(map(_not_in_steps, found))
         found = [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
         return sorted(found, key=lambda incident: (SEVERITIES.index(incident.severity), -incident.cost_ns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpwatch.analysis.diagnosis.words.why_unwatched import UNKNOWN, Why
+from ddpwatch.analysis.diagnosis.words.why_unwatched import NOT_KNOWN, Why
 from ddpwatch.wire.transport import Frame
 
 BATCH = 400  # frames: some 10 ms of work, so that no key waits longer
@@ -19,7 +19,7 @@ class Waiting:
 
     directory: str
     job: str = ""
-    why: Why = UNKNOWN
+    why: Why = NOT_KNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ddpwatch.analysis.diagnosis.causes.slow_host import Host
+from ddpwatch.analysis.placement import Host
 from ddpwatch.common.text import spans
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Device

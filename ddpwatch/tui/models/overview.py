@@ -14,7 +14,7 @@ from itertools import islice
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict
-from ddpwatch.analysis.diagnosis.words.why_unwatched import UNKNOWN, Why
+from ddpwatch.analysis.diagnosis.words.why_unwatched import NOT_KNOWN, Why
 from ddpwatch.analysis.diagnosis.words.wording import ACTIVITIES, LIVE_PHASES
 from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
@@ -63,7 +63,7 @@ class LinkState:
     name: str = ""
     directory: str = ""
     job: str = ""
-    why: Why = UNKNOWN
+    why: Why = NOT_KNOWN
     speed: float = 1.0
     paused: bool = False
     replay: bool = False

@@ -199,7 +199,7 @@ class Ledger:
         """How many ranks have sent steps."""
         return len(self._ends)
 
-    def mark(self, mark: Mark) -> None:
+    def add_mark(self, mark: Mark) -> None:
         """Takes a mark of a pause."""
         phase = PAUSE_PHASES.get(mark.kind)
         if phase is not None and mark.end_ns is not None:

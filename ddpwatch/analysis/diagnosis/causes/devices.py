@@ -31,12 +31,12 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import (
     rank_columns,
 )
 from ddpwatch.analysis.diagnosis.causes.series import Series
-from ddpwatch.analysis.diagnosis.causes.slow_host import Host
 from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, Evidence, Incident
 from ddpwatch.analysis.diagnosis.thresholds import WORSE_FACTOR
+from ddpwatch.analysis.placement import Gpu, Host, Placement
 from ddpwatch.common.statistics import p50
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.wire.messages import Device, Hello, RankSample
+from ddpwatch.wire.messages import Device, RankSample
 
 LOOK_AGAIN_NS = 1_000_000_000  # for the cause of what lasts
 SAMPLE_NS = 1_000_000_000  # what a sample describes: the time before it
@@ -77,31 +77,26 @@ def because(incident: Incident, cause: DeviceCause | Denied | None) -> Incident:
 
 @dataclass(slots=True)
 class DeviceCauses:
-    """Knows the past of all devices, and finds causes in it. Memory is bounded, per device and in all."""
+    """Knows the past of all devices, and finds causes in it. Memory is bounded, per device and in all.
 
+    Attributes:
+        placement: Where ranks run; kept up to date by the caller.
+    """
+
+    placement: Placement = field(default_factory=Placement)
     _ranks: _Level = field(default_factory=lambda: _Level(RANK_FIELDS))
     _gpus: _Level = field(default_factory=lambda: _Level(GPU_FIELDS))
     _hosts: _Level = field(default_factory=lambda: _Level(HOST_FIELDS))
-    _host_of: dict[int, Host] = field(default_factory=dict)
-    _gpu_of: dict[int, tuple[Host, str]] = field(default_factory=dict)
-    _ecc_errors: dict[tuple[Host, str], int] = field(default_factory=dict)
+    _ecc_errors: dict[Gpu, int] = field(default_factory=dict)
     _faulty: dict[Host, str] = field(default_factory=dict)
     _offsets: dict[Host, int] = field(default_factory=dict)  # what puts a host's clock onto the time line
 
-    def hello(self, hello: Hello) -> None:
-        """Notes where a rank runs."""
-        host = Host(hello.host, hello.boot_id)
-        _remember(self._host_of, hello.rank, host)
-        self._gpu_of.pop(hello.rank, None)
-        if hello.device_uuid:
-            _remember(self._gpu_of, hello.rank, (host, hello.device_uuid))
-
-    def clocks(self, shifts: Shifts) -> None:
+    def note_clocks(self, shifts: Shifts) -> None:
         """Notes how the clocks of the ranks' hosts differ, by rank: samples are stamped with these."""
         for rank, shift in shifts.items():
-            _remember(self._offsets, self._host_of.get(rank, _UNKNOWN), shift.offset)
+            _remember(self._offsets, self._host_of(rank), shift.offset)
 
-    def device(self, device: Device) -> None:
+    def add_device(self, device: Device) -> None:
         """Takes a sample of a GPU or host."""
         host = Host(device.host, device.boot_id)
         if device.kind == "cpu":
@@ -109,16 +104,14 @@ class DeviceCauses:
                 _remember(self._faulty, host, device.net_faulty)
             self._hosts.add_sample(host, host, device.at_ns, host_columns(device))
             return
-        key = (host, device.uuid)
+        key = Gpu(host, device.uuid)
         self._gpus.add_sample(key, host, device.at_ns, gpu_columns(device, self._ecc_errors.get(key)))
         if device.ecc_errors is not None:
             _remember(self._ecc_errors, key, device.ecc_errors)
 
-    def rank_sample(self, sample: RankSample) -> None:
+    def add_rank_sample(self, sample: RankSample) -> None:
         """Takes a sample of a rank's process."""
-        self._ranks.add_sample(
-            sample.rank, self._host_of.get(sample.rank, _UNKNOWN), sample.at_ns, rank_columns(sample)
-        )
+        self._ranks.add_sample(sample.rank, self._host_of(sample.rank), sample.at_ns, rank_columns(sample))
 
     def cause(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
@@ -150,7 +143,8 @@ class DeviceCauses:
         if (common := self.cause(None, start_ns, end_ns)) is not None:
             return common
         window = _Window(start_ns, end_ns, self._offsets)
-        found = [(each, rank) for rank in _spread(ranks or list(self._host_of)) for each in self._of(rank, window)]
+        asked = _spread(ranks or list(self.placement.hosts))
+        found = [(each, rank) for rank in asked for each in self._of(rank, window)]
         changed = [(each, rank) for each, rank in found if each.is_worse_than_before]
         worst = max(changed, key=lambda pair: pair[0].weight, default=None)
         if worst is None:
@@ -167,13 +161,13 @@ class DeviceCauses:
         """
         window = _Window(start_ns, end_ns, self._offsets)
         ranks = _spread(list(self._ranks.past)) if rank is None else (rank,)
-        hosts = _spread(list(self._hosts.past)) if rank is None else (self._host_of.get(rank, _UNKNOWN),)
+        hosts = _spread(list(self._hosts.past)) if rank is None else (self._host_of(rank),)
         found = [denied for each in ranks for denied in self._ranks.denied(each, window, excess_ns)]
         found += [denied for each in hosts for denied in self._hosts.denied(each, window, excess_ns)]
         return max(found, default=Denied(0.0, ""))
 
     def _of(self, rank: int, window: _Window) -> Iterator[_Found]:
-        host, gpu = self._host_of.get(rank, _UNKNOWN), self._gpu_of.get(rank)
+        host, gpu = self._host_of(rank), self.placement.gpus.get(rank)
         yield from self._ranks.causes_of(rank, self._ranks.past, RANK_SIGNALS, window)
         if gpu is not None:
             yield from self._gpus.causes_of(gpu, self._gpus_in_use(), GPU_SIGNALS, window)
@@ -186,9 +180,12 @@ class DeviceCauses:
         yield from self._gpus.causes_of_all(self._gpus_in_use(), GPU_SIGNALS, window)
         yield from self._hosts.causes_of_all(self._hosts.past, HOST_WIDE, window)
 
+    def _host_of(self, rank: int) -> Host:
+        return self.placement.hosts.get(rank, _UNKNOWN)
+
     def _gpus_in_use(self) -> Iterable[Hashable]:
         """Returns those of ranks, always in the same order."""
-        return dict.fromkeys(self._gpu_of.values())
+        return dict.fromkeys(self.placement.gpus.values())
 
     def _text(self, found: _Found) -> str:
         """Names host and interface first, where there are several."""

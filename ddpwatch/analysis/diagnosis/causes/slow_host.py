@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.wording import ms_named, phase_named, ranks_named
-
-
-class Host(NamedTuple):
-    """A host. Its name alone does not identify it: containers and clones often share one."""
-
-    name: str
-    boot_id: str = ""
+from ddpwatch.analysis.placement import Host
 
 
 def by_host(incidents: Iterable[Incident], hosts: Mapping[int, Host]) -> list[Incident]:

@@ -26,7 +26,7 @@ class HeldUp:
         self._groups = groups
         self._beats: dict[int, deque[Beat]] = {}
 
-    def beat(self, beat: Beat) -> None:
+    def add_beat(self, beat: Beat) -> None:
         """Takes a rank's next heartbeat."""
         if beat.rank not in self._beats:
             # Per rank, the newest: about eight seconds; of what lasts longer, the hang says who it was

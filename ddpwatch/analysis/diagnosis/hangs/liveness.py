@@ -81,25 +81,25 @@ class RankLiveness:
 
     # -- what ranks send -------------------------------------------------------------------------------------
 
-    def hello(self, rank: int, received_ns: int) -> None:
+    def add_hello(self, rank: int, received_ns: int) -> None:
         """Takes a rank's introduction: it is there, whatever was said before."""
         self._life(rank).bye = None
         self._deadly.pop(rank, None)
-        self.seen(rank, received_ns)
+        self.note_seen(rank, received_ns)
 
-    def seen(self, rank: int, received_ns: int) -> None:
+    def note_seen(self, rank: int, received_ns: int) -> None:
         """Notes that anything came from a rank."""
         self._life(rank).seen_ns = received_ns
         self._check(received_ns)
 
-    def beat(self, rank: int, beat: Beat, received_ns: int) -> None:
+    def add_beat(self, beat: Beat, received_ns: int) -> None:
         """Takes a rank's heartbeat."""
-        life = self._life(rank)
+        life = self._life(beat.rank)
         life.stillness.add_beat(beat)
         life.received_ns = received_ns
-        self.seen(rank, received_ns)
+        self.note_seen(beat.rank, received_ns)
 
-    def step(self, step: Step, received_ns: int) -> None:
+    def add_step(self, step: Step, received_ns: int) -> None:
         """Takes a rank's step, numbered as the rank numbers it."""
         life = self._lives.get(step.rank) or self._life(step.rank)
         life.stepped_ns = self._now_ns
@@ -116,11 +116,11 @@ class RankLiveness:
             if rank in hang.still and end_ns > hang.still[rank] + STILL_NS:
                 hang.settle(rank, end_ns, step.step)
 
-    def stack(self, stack: Stack) -> None:
+    def add_stack(self, stack: Stack) -> None:
         """Takes a rank's stack."""
         self._life(stack.rank).stack = call_stack(stack)
 
-    def bye(self, bye: Bye, received_ns: int) -> None:
+    def add_bye(self, bye: Bye, received_ns: int) -> None:
         """Takes the end of a rank, or of the run."""
         if bye.rank is None:
             self._over = True
@@ -136,12 +136,12 @@ class RankLiveness:
             self._due_ns = 0
         self._check(received_ns)
 
-    def node(self, node: Node) -> None:
+    def add_node(self, node: Node) -> None:
         """Takes what the root says: whether a node's agent is there."""
         silent = not node.connected or node.at_ns - node.seen_ns > AGENT_SILENT_NS
         self._unseen[node.node] = set(node.ranks) if silent else set()
 
-    def tick(self, now_ns: int) -> None:
+    def pass_time(self, now_ns: int) -> None:
         """Lets time pass while ranks are silent: a frame came from the collector itself, as it does twice a second."""
         self._check(now_ns)
 

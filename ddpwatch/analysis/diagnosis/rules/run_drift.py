@@ -12,6 +12,7 @@ from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED, OVER_SHARE
+from ddpwatch.common.statistics import kendall_tau
 
 BLOCK_STEPS = 32  # of the steps whose median makes one point
 FEWEST_BLOCKS = 8  # of the whole run
@@ -106,9 +107,7 @@ def _rises(blocks: Sequence[StepBlock], share: float = 1.0) -> bool:
     """Returns whether steps get slower steadily, by that share of what is enough to start with."""
     if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
         return False
-    values = [block.ns for block in blocks]
-    pairs = [(a, b) for index, a in enumerate(values) for b in values[index + 1 :]]
-    return sum((b > a) - (b < a) for a, b in pairs) >= share * RISING * len(pairs)
+    return kendall_tau([block.ns for block in blocks]) >= share * RISING
 
 
 def _jumps(blocks: Sequence[StepBlock]) -> bool:

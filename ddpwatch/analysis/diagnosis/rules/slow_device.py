@@ -19,7 +19,7 @@ NEWEST = 4  # blocks, each of them slower
 BEFORE = 16  # blocks before these, all but one of them faster: the slowdown may start in that
 FEWEST_BEFORE = 4
 SLOWER = 1.15  # a step takes so many times as long
-AS_BEFORE = 1.07  # below that, it is over
+OVER = 1.07  # below that, it is over
 _BY_OTHERS = (*DENIED, CPU_PRESSURE.name)  # who had the cores, the CPU time or the memory
 
 
@@ -46,7 +46,7 @@ class SlowDevice:
         if lasting is None:
             self._blocks.append(block)
             self._lasting = self._found(start_ns)
-        elif block.ns >= AS_BEFORE * lasting.base:
+        elif block.ns >= OVER * lasting.base:
             lasting.count(block)
             lasting.cause = self._devices.cause(None, lasting.start_ns, start_ns) or lasting.cause
         else:

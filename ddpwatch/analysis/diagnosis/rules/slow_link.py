@@ -20,7 +20,7 @@ from ddpwatch.common.statistics import RollingMedian
 NEWEST = 5  # full steps, all of them slower
 FEWEST_BEFORE = 8  # full steps before them
 SLOWER = 1.5  # transfers take so many times as long
-AS_BEFORE = (1 + SLOWER) / 2  # as long: below that, they are as fast as before
+HALFWAY = (1 + SLOWER) / 2  # as long: below that, they are as fast as before
 SHARE = 0.03  # of a step longer, at least
 KEEP = 64  # full steps
 GONE = 1024  # steps without a transfer, after which a group is forgotten
@@ -71,7 +71,7 @@ class _GroupTransfers:
     @property
     def recovered(self) -> bool:
         """Whether each of the newest steps is as fast as before."""
-        return max(self._newest()) < AS_BEFORE * self.base
+        return max(self._newest()) < HALFWAY * self.base
 
     @property
     def slower(self) -> float:
@@ -175,7 +175,7 @@ class SlowLink:
         before = slowest.moved / slowest.base
         busbw = (before, before / slowest.slower) if before else None
         gain = self._cost_ns / self._span_ns if self._span_ns else None
-        minor = slowest.slower < AS_BEFORE or (gain is not None and gain < SHARE)
+        minor = slowest.slower < HALFWAY or (gain is not None and gain < SHARE)
         incident = Incident(
             kind="slow_link",
             severity="info" if minor else "warning",

@@ -41,7 +41,7 @@ class Why:
         return "; ".join(filter(None, (self.text, self.hint)))
 
 
-UNKNOWN: Final = Why()
+NOT_KNOWN: Final = Why()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def forwards_known(before: bool | None, message: Beat | Bye) -> bool | None:
 
 def _without_step(forwards: bool | None) -> Why:
     if forwards is None:
-        return UNKNOWN
+        return NOT_KNOWN
     if forwards:
         text = "no step has ended: no optimizer has stepped between two forwards of the model"
         return Why(text, "a step ends when a torch.optim.Optimizer has stepped, after the forward has returned")
