@@ -1,0 +1,26 @@
+"""The jobs of `any_loop.py`, and on how many ranks each trains. Without torch, so that tests can be collected fast."""
+
+RANKS = {
+    "fsdp1": 2,
+    "deepspeed_zero1": 2,
+    "deepspeed_zero2": 2,
+    "deepspeed_zero3": 2,
+    "fsdp2_and_tp": 4,
+    "ddp_and_tp": 4,
+    "pipeline_1f1b": 2,
+    "pipeline_1f1b_and_ddp": 4,
+    "mixture_of_experts": 2,
+    "clip": 2,
+    "own_optimizer": 2,
+    "own_optimizer_beside_the_backward": 2,
+    "averages_by_hand": 2,
+    "local_sgd": 2,
+    "diloco": 2,
+    "gan": 2,
+    "metrics_each_step": 2,
+    "reinforcement": 2,
+    "accumulates_and_skips": 2,
+    "fused_into_the_backward": 2,
+    "lbfgs": 2,
+    "alone": 1,
+}
