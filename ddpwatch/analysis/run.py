@@ -112,7 +112,7 @@ class Run:
     def verdict(self, summary: Summary, end: Bye | None, steps: int, forwards: bool | None) -> Verdict:
         """Returns what matters most, given the figures of all steps; the rest as for `words.verdict`."""
         about = (len(summary.ranks), end, self.groups.world_size, steps, forwards)
-        return verdict(summary, self.diagnosis.incidents(), *about)
+        return verdict(summary, self.diagnosis.incidents(), *about, lost=self.diagnosis.lost())
 
     # -- inside ----------------------------------------------------------------------------------------------
 

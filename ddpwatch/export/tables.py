@@ -169,6 +169,7 @@ class IncidentRow:
     since_step: int | None
     until_step: int | None
     steps: int
+    occurrences: int
     period: int | None
     seconds: float
     share: float | None

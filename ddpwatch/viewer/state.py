@@ -15,7 +15,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.device_samples import DeviceSamples
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
 from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
@@ -246,10 +246,10 @@ class RunState:
             return RankStatus.WAITING
         return RankStatus.RUNNING
 
-    def verdict(self, summary: Summary, incidents: Sequence[Incident]) -> Verdict:
-        """Returns what matters most now, given the figures of the newest steps and all incidents."""
+    def verdict(self, summary: Summary, incidents: Sequence[Incident], lost: LostTime | None = None) -> Verdict:
+        """Returns what matters most now, given the figures of the newest steps, all incidents, and what is lost."""
         about = (len(self.ranks), self.end, self.world_size, self.finished_steps, self._forwards, self._issued())
-        found = verdict(summary, incidents, *about)
+        found = verdict(summary, incidents, *about, lost or self.diagnosis.lost())
         if self.end is None and (unseen := self.unseen):
             return with_unseen(found, unseen)
         return found

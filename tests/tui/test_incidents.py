@@ -187,3 +187,9 @@ async def test_ranks_by_cost_and_with_their_groups():
         assert re.search(rf"^ +2◀ .* {cost[2] / SECOND:.2f} +\d+\.\d % +1 *$", screen_text(app), re.MULTILINE)
         await pilot.press("s")
         assert re.findall(r"^ +(\d)[◀ ] .* ms", screen_text(app), re.MULTILINE)[0] == "2"
+
+
+def test_one_that_came_back_is_drawn_where_it_struck():
+    again = replace(LATE, since_step=2, until_step=9, spells=((2, 3), (8, 9)))
+    assert list(struck(again, 12)) == [2, 3, 8, 9]
+    assert list(struck(replace(again, open=True), 11)) == [2, 3, 8, 9, 10, 11]

@@ -16,7 +16,7 @@ from tests.support.frames import MS, START_NS, STEP_MS, beat, bye, hello, run, s
 SECOND = 10**9
 LATE = Incident(
     "straggler", "warning", "rank 1 is late", (1,), since_step=30, until_step=39, cost_ns=2 * SECOND, share=0.02,
-    gain=0.1, open=True,
+    gain=0.1, open=True, counts=True,
 )  # fmt: skip
 HANG = Incident("hang", "error", "rank 1 stuck", (1,), since_step=40, until_step=40, open=True)
 BEAT_NS = beat().at_ns
@@ -35,7 +35,7 @@ def shown(model):
 
 def test_the_facts_are_those_of_the_verdict_s_own_incident():
     """Costliest first comes one that is over, with the same sentence; another one's sentence starts like it."""
-    over = replace(LATE, since_step=5, until_step=9, cost_ns=9 * SECOND, open=False)
+    over = replace(LATE, since_step=5, until_step=9, cost_ns=9 * SECOND, open=False, counts=False)
     longer = replace(LATE, message="rank 1 is late in each step", gain=0.2)
     assert found_of([over, LATE]).facts.incident == LATE
     assert found_of([LATE, longer]).facts.incident == longer

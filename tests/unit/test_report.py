@@ -71,6 +71,7 @@ def row(kind: str = "straggler", severity: str = "warning", **changes: Any) -> I
         "kind": kind, "severity": severity, "ranks": [1], "phase": "backward", "param": None, "module": None,
         "bucket": None, "device": None, "since_step": 3, "until_step": 9, "steps": 7, "period": None, "seconds": 1.5,
         "share": 0.02, "gain": None, "open": False, "message": f"rank 1: {kind}", "evidence": Evidence(),
+        "occurrences": 1,
     }  # fmt: skip
     return IncidentFigures(**{**about, **changes})
 

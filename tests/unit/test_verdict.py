@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.standing import Standing
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.kept_steps import StepLimit
@@ -123,8 +124,9 @@ class TestVerdict:
         for one in steps[168:]:
             one.comm_done = [60 * MS, 82 * MS]
         found = judged([hello(0), hello(1), layout(), *steps])
-        assert found.text.startswith("nothing stands out; exposed communication")
-        earlier = r"; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of the run$"
+        assert (found.kind, found.severity) == ("lost", "warn")
+        assert found.text.startswith("14.0 % of the run lost: 7.6 % exposed transfer, ")
+        earlier = r"; no incident lasts; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of the run$"
         assert re.search(earlier, found.text), found.text
 
     def test_ranks_that_drifted_apart_never_stand_well_again(self):
@@ -138,8 +140,14 @@ class TestVerdict:
         found = state_of([hello(0), hello(1), layout(), *run(40)])
         little = Incident("intermittent", "warning", "rank 0 paused 9 times", (0,), gain=0.001, open=True)
         summary = summarise(found.recent())
-        assert verdict(summary, [little], 2).kind != "intermittent"
-        assert verdict(summary, [replace(little, gain=0.01)], 2).kind == "intermittent"
+
+        def kind(incident):
+            return verdict(summary, Standing().judged([incident], 40), 2).kind
+
+        assert kind(little) != "intermittent"
+        assert kind(replace(little, gain=0.01)) == "intermittent"
+        assert kind(replace(little, gain=0.01, severity="info")) != "intermittent"
+        assert kind(replace(little, gain=0.05, severity="info")) == "intermittent"  # whatever its severity
 
     def test_a_killed_rank_and_who_waits_for_it(self):
         found = judged([*run(), killed(), beat(0, 40, "sync", 2, in_flight=[1])])

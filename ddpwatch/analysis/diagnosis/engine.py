@@ -25,6 +25,7 @@ from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.noise import KEEP_STEPS
 from ddpwatch.analysis.diagnosis.rules.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.rules.rules import Rules
+from ddpwatch.analysis.diagnosis.standing import Standing, is_costly, rejoined
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.groups import Groups
@@ -84,6 +85,8 @@ class Diagnosis:
         self._judged: deque[int] = deque(maxlen=KEEP_STEPS)
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
         self._looked: _Look | None = None  # at what is known so far
+        self._standing = Standing()
+        self._step = 0  # the newest
 
     def apply_message(self, message: Message, received_ns: int) -> None:
         """Takes a message. Steps are compared once `add_step` has them of all ranks.
@@ -124,6 +127,7 @@ class Diagnosis:
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step, as complete as it will be."""
         self._looked = None
+        self._step = across.step
         if across.comparable:
             self._devices.note_clocks(across.shifts)
         split = self._ledger.add_step(across)
@@ -145,6 +149,8 @@ class Diagnosis:
                 self._pauses.absorb(late.streak)
         self._pauses.add_step(facts, self._late.values())
         self._rules.add_step(facts)
+        if self._standing.is_due(self._now_ns):
+            self._standing.look(self._rejoined(), self._step, self.lost().share, self._now_ns)
 
     def _keep_split(self, split: StepSplit, judged: bool) -> None:
         """Keeps what any streak that is found from now on may cost."""
@@ -315,10 +321,14 @@ class Diagnosis:
 
     def incidents(self) -> list[Incident]:
         """Returns what went wrong so far: errors first, then what costs most."""
-        found = by_host(self._look().found, self._placement.hosts)
-        total = self._ledger.rank_ns + sum(map(_not_in_steps, found))
-        found = [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
+        found = self._standing.judged(self._rejoined(), self._step)
         return sorted(found, key=lambda incident: (SEVERITIES.index(incident.severity), -incident.cost_ns))
+
+    def _rejoined(self) -> list[Incident]:
+        """Returns it host by host, those that came back as one, with their shares of the run."""
+        found = rejoined(by_host(self._look().found, self._placement.hosts))
+        total = self._ledger.rank_ns + sum(map(_not_in_steps, found))
+        return [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
 
     def _look(self) -> _Look:
         """Returns what went wrong so far, rank by rank; put together once, until something new comes."""
@@ -358,12 +368,13 @@ class Diagnosis:
         if waits:
             accounts.append(Account("jitter", None, "exposed_comm", waits))
         total = ledger.rank_ns
-        return LostTime(
+        lost = LostTime(
             rank_ns=total,
             accounts=tuple(sorted(accounts, key=lambda account: -account.ns)),
             watched=ledger.watched_ns / total if total else None,
             ranks=ledger.ranks,
         )
+        return replace(lost, costly=is_costly(lost.share, self._standing.costly))
 
 
 class _Look(NamedTuple):

@@ -151,6 +151,9 @@ class Incident:
         share: That, as a share of the rank-time of the run so far, with what ranks wait in a hang that lasts.
         gain: By how much a step would be shorter without it, as a share of the mean step while it lasts.
         open: Whether it still lasts, as far as one can see.
+        spells: First and last steps of each time that it came, if it came back.
+        counts: Whether it lasts, or did a few steps ago, and costs enough to be the verdict
+            (`ddpwatch.analysis.diagnosis.standing`); in ``foremost`` whether it is what the verdict was about.
         message: One sentence, without the cost.
         evidence: Figures that it rests on.
     """
@@ -173,7 +176,22 @@ class Incident:
     share: float | None = None
     gain: float | None = None
     open: bool = False
+    spells: tuple[tuple[int, int], ...] = ()
+    counts: bool = False
+    foremost: bool = False
     evidence: Evidence = field(default_factory=Evidence)
+
+    @property
+    def spells_or_one(self) -> tuple[tuple[int, int], ...]:
+        """The same, also of one that came once; empty if it struck between steps."""
+        if self.spells or self.since_step is None:
+            return self.spells
+        return ((self.since_step, self.since_step if self.until_step is None else self.until_step),)
+
+    @property
+    def occurrences(self) -> int:
+        """How many times it came."""
+        return max(len(self.spells), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +221,17 @@ class LostTime:
         accounts: Largest first; they add up to ``rank_ns``.
         watched: The share of the time that was split by its own stamps. Unwatched steps are split like watched ones.
         ranks: Of how many ranks.
+        costly: Whether so much is lost that it is worth a word.
     """
 
     rank_ns: int = 0
     accounts: tuple[Account, ...] = ()
     watched: float | None = None
     ranks: int = 0
+    costly: bool = False
+
+    @property
+    def share(self) -> float | None:
+        """What the accounts of lost time add up to; None before the first step."""
+        lost = sum(account.ns for account in self.accounts if account.name in LOST)
+        return lost / self.rank_ns if self.rank_ns else None

@@ -54,6 +54,7 @@ class IncidentFigures(Figures, frozen=True):
     since_step: int | None
     until_step: int | None
     steps: int
+    occurrences: int
     period: int | None
     seconds: float
     share: float | None
@@ -79,6 +80,7 @@ def incident_row(incident: Incident, names: LayerNames | None = None) -> Inciden
         since_step=incident.since_step,
         until_step=incident.until_step,
         steps=incident.steps,
+        occurrences=incident.occurrences,
         period=incident.period,
         seconds=incident.cost_ns / NS_PER_S,
         share=incident.share,

@@ -31,6 +31,7 @@ class KindOf(NamedTuple):
         blames: Whether its ranks are late by themselves.
         of_host: Whether a slow host replaces those of its ranks.
         for_good: Whether ranks train different models since then, even if it is over.
+        comes_back: Whether one that comes soon after another is the same one.
     """
 
     letter: str
@@ -39,26 +40,27 @@ class KindOf(NamedTuple):
     blames: bool = False
     of_host: bool = False
     for_good: bool = False
+    comes_back: bool = False
 
 
 KINDS: Final[dict[Kind, KindOf]] = {
     # A rank is late in nearly every step, or now and then
-    "straggler": KindOf("S", "straggler", late=True, blames=True, of_host=True),
-    "intermittent": KindOf("I", "intermittent", late=True, blames=True),
+    "straggler": KindOf("S", "straggler", late=True, blames=True, of_host=True, comes_back=True),
+    "intermittent": KindOf("I", "intermittent", late=True, blames=True, comes_back=True),
     # A single stall, of one rank or of all
     "pause": KindOf("P", "pause"),
     # A rank, or all of them, gets slower and slower
-    "drift": KindOf("D", "drift", late=True, blames=True, of_host=True),
+    "drift": KindOf("D", "drift", late=True, blames=True, of_host=True, comes_back=True),
     # The loop waits for data in nearly every step
-    "slow_input": KindOf("W", "slow input", late=True, of_host=True),
+    "slow_input": KindOf("W", "slow input", late=True, of_host=True, comes_back=True),
     # Transfers that no compute hides
-    "exposed_comm": KindOf("E", "exposed"),
+    "exposed_comm": KindOf("E", "exposed", comes_back=True),
     # Transfers have become slower
-    "slow_link": KindOf("L", "slow link"),
+    "slow_link": KindOf("L", "slow link", comes_back=True),
     # All ranks are slower from a step on, and their devices show why
-    "slow_device": KindOf("C", "slow device"),
+    "slow_device": KindOf("C", "slow device", comes_back=True),
     # Most ranks of one host are late
-    "slow_host": KindOf("M", "slow host", late=True, blames=True),
+    "slow_host": KindOf("M", "slow host", late=True, blames=True, comes_back=True),
     # A rank does not go on
     "hang": KindOf("H", "hang"),
     # A rank ended before it finished

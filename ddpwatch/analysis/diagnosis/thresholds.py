@@ -6,6 +6,9 @@ EXPOSED_SHARE = 0.10  # of a step
 INPUT_SHARE = 0.04  # of a step
 WORTH_SHARE = 0.01  # of a step: a late rank that costs less is no warning
 
+WORTH_SAYING = 0.005  # of a step, or of the run: what an incident costs at least, to be mentioned
+COSTLY_SHARE = 0.05  # of the run, or of a step: what is lost is said then, whatever it is for
+
 OVER_SHARE = 0.7  # of what an incident starts at: below that, it is over
 KEEP_ENDED = 64  # of what slowed all ranks and is over, by kind
 KEEP_INCIDENTS = 256  # that are over, of one run: the costliest

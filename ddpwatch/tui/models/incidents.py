@@ -52,6 +52,9 @@ def struck(incident: Incident, newest: int) -> Sequence[int]:
     # These strike single steps, not all between the first and the last
     if incident.kind in ("death", "not_reduced") and incident.steps <= until - since:
         return sorted({since, until})
+    if incident.spells:
+        spells = [*incident.spells[:-1], (incident.spells[-1][0], until)]
+        return [step for first, last in spells for step in range(first, last + 1)]
     return range(since, until + 1)
 
 

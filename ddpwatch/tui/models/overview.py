@@ -194,7 +194,7 @@ class OverviewBuilder:
         newest, shown = state.newest_step(), step_to_show(state)
         summary = self.summary(state, link.at_rest)
         diagnosed = self.diagnosis(state, link.at_rest)
-        verdict = state.verdict(summary, diagnosed.incidents)
+        verdict = state.verdict(summary, diagnosed.incidents, diagnosed.lost)
         hosts = host_names(state)
         lines = rank_lines(state, filtered(state, state.ranks, filter_text), hosts, summary, diagnosed)
         return Overview(

@@ -12,7 +12,6 @@ from ddpwatch.common.statistics import RollingMedian
 
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
-AGAIN = 256  # steps from one to the next, up to which they are one incident
 
 
 @dataclass(slots=True)
@@ -42,11 +41,6 @@ class Spell:
         self.span_ns += split.total
         self.unknown_ns += split.accounts.get(EXPOSED, 0)
         self.until = split.step
-
-    def joined(self, later: Spell) -> Spell:
-        """Returns both, without what lies in between."""
-        sums = (getattr(self, name) + getattr(later, name) for name in ("count", "cost_ns", "span_ns", "unknown_ns"))
-        return Spell(self.since, later.until, *sums)
 
 
 class HighShare:
@@ -97,18 +91,11 @@ class HighShare:
         return None
 
     def spells(self, is_explained: Callable[[int, bool], bool] | None = None) -> Iterator[tuple[Spell, bool]]:
-        """Yields spells, and whether they last; those that soon follow each other as one.
+        """Yields spells, and whether they last.
 
         Args:
             is_explained: Tells of a spell, by its first step and whether it lasts, that something else is why.
         """
-        joined: list[Spell] = []
         for spell in (*self._over, *([] if self._spell is None else [self._spell])):
-            if is_explained is not None and is_explained(spell.since, spell is self._spell):
-                continue
-            if joined and spell.since - joined[-1].until <= AGAIN:
-                joined[-1] = joined[-1].joined(spell)
-            else:
-                joined.append(spell)
-        for spell in joined:
-            yield spell, self._spell is not None and spell.until == self._spell.until
+            if is_explained is None or not is_explained(spell.since, spell is self._spell):
+                yield spell, spell is self._spell

@@ -6,9 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
+from ddpwatch.analysis.diagnosis.standing import urgency
+from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, ENOUGH_STEPS, WORTH_SAYING
+from ddpwatch.analysis.diagnosis.words.incident_news import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
 from ddpwatch.analysis.diagnosis.words.wording import how_ended, ranks_named, without
 from ddpwatch.analysis.window import Summary
@@ -16,7 +18,6 @@ from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
-WORTH_SAYING = 0.005  # of a step, or of the run: what an incident costs at least, to be mentioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class Verdict:
     """What matters most now.
 
     Attributes:
-        kind: A stable word: that of an incident, or ``hidden``, ``unseen``, ``partial``, ``no_comm``, ``no_bucket``,
-            ``unmeasured``, ``starting``, ``collecting``, ``no_steps`` or ``ended``.
+        kind: A stable word: that of an incident, or ``lost``, ``hidden``, ``unseen``, ``partial``, ``no_comm``,
+            ``no_bucket``, ``unmeasured``, ``starting``, ``collecting``, ``no_steps`` or ``ended``.
         rank, bucket: Which ones are to blame, if any.
         ranks: All that are to blame.
         peers: Whom these were compared with, if that is known.
@@ -51,8 +52,9 @@ def verdict(
     finished_steps: int = 0,
     forwards: bool | None = False,
     issued: bool | None = None,
+    lost: LostTime | None = None,
 ) -> Verdict:
-    """Returns what matters most: a death, a hang, what costs most of a step; else how communication is hidden.
+    """Returns what matters most: a death, a hang, the worst incident; else what is lost, if that is much.
 
     Args:
         summary: The newest steps.
@@ -63,19 +65,21 @@ def verdict(
         finished_steps: How many steps the run has taken.
         forwards: Whether some rank has called the model with gradients; None if that is not known.
         issued: Whether the watched groups have issued collectives, None if that is not known.
+        lost: Where the time went; None if that is not known.
     """
     fatal = [incident for incident in incidents if incident.kind == "death" or (incident.kind == "hang" and not end)]
     fatal = [incident for incident in fatal if incident.open or incident.kind == "death"]
     if fatal:
         return of_incident(min(fatal, key=lambda incident: incident.kind != "death"))
-    lasting = [incident for incident in incidents if incident.severity != "info" and _matters_now(incident)]
-    worst = max(lasting, key=_urgency, default=None)
+    worst = _worst(incidents)
     if worst is not None:
         found = of_incident(worst)
     elif ranks and not finished_steps and not summary.count:
         found = _without_steps(ranks, forwards, end)
     else:
         found = _healthy(summary, incidents, ranks, world_size, issued)
+        if found.severity == "ok" and lost is not None and lost.costly:
+            found = Verdict("lost", "warn", f"{lost_text(lost, of='the run')}; no incident lasts{_past(incidents)}")
     return _prefixed(found, finished_steps, end)
 
 
@@ -95,22 +99,22 @@ def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
     return Verdict("unseen", "warn", text, ranks=ranks)
 
 
-def _matters_now(incident: Incident) -> bool:
-    """Returns whether it lasts, and costs enough, or has harmed the run for good."""
-    if not incident.open:
-        return KINDS[incident.kind].for_good
-    return incident.gain is None or incident.gain >= WORTH_SAYING
-
-
-def _urgency(incident: Incident) -> tuple[bool, float]:
-    return incident.severity == "error", incident.gain or 0.0
+def _worst(incidents: Sequence[Incident]) -> Incident | None:
+    """Returns the incident that the verdict stays with, unless there is an error besides it."""
+    counting = [incident for incident in incidents if incident.counts]
+    errors = [incident for incident in counting if incident.severity == "error"]
+    foremost = next((incident for incident in errors or counting if incident.foremost), None)
+    return foremost or max(errors or counting, key=urgency, default=None)
 
 
 def of_incident(incident: Incident) -> Verdict:
     """Returns an incident as a verdict, with what a step would gain without it."""
     text = incident.message + (f" ({incident.device})" if incident.device else "")
+    is_over = incident.counts and not incident.open and not KINDS[incident.kind].for_good
+    text += f", until step {incident.until_step}" if is_over else ""
+    would = "its steps would have been" if is_over else "a step would be"
     if incident.gain:
-        text += f"; {without(incident)}, a step would be {_percent(incident.gain)} shorter"
+        text += f"; {without(incident)}, {would} {_percent(incident.gain)} shorter"
     severity: Severity = "bad" if incident.severity == "error" or KINDS[incident.kind].blames else "warn"
     ranks, peers = _blamed(incident), tuple(incident.evidence.group or ())
     rank = ranks[0] if len(ranks) == 1 else None
@@ -165,8 +169,9 @@ def _without_buckets(ranks: int, issued: bool | None) -> Verdict:
 
 def _past(incidents: Sequence[Incident]) -> str:
     """Names the costliest incident that is over; those of ranks come first."""
-    over = [incident for incident in incidents if not incident.open and incident.severity != "info"]
-    over = [incident for incident in over if (incident.share or 0.0) >= WORTH_SAYING]
+    least = {"info": COSTLY_SHARE}
+    over = [incident for incident in incidents if not incident.open]
+    over = [one for one in over if (one.share or 0.0) >= least.get(one.severity, WORTH_SAYING)]
     if not over:
         return ""
     cost = sum(incident.share or 0.0 for incident in over)

@@ -1,0 +1,181 @@
+"""Which incidents count, and which is the same one again: the one place that keeps verdicts from flapping.
+
+Detectors say what is wrong now, and their figures hover around thresholds. So what comes back is the same incident
+(`rejoined`), and `Standing` remembers: what counts goes on counting while it lasts, and for some steps after that, as
+grave as it was; and the verdict stays with its incident until another one costs clearly more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, Severity
+from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE, WORTH_SAYING
+
+AGAIN = 256  # steps from one spell to the next, up to which they are one incident
+HOLD = 32  # steps, times its spells, for which what is over still counts: it may come back
+MOST_HELD = 4  # spells, of which that grows
+BRIEF = 8  # steps of a spell: a shorter one does not show a level of its own
+ALIKE = 2.0  # times as late is another incident
+OUTWEIGHS = 1.5  # times as much of a step is what another incident costs at least, to become the verdict instead
+LOOK_NS = 1_000_000_000  # from one look to the next, by the run's own clock
+Key = tuple[str, tuple[int, ...], str]
+
+
+def key_of(incident: Incident) -> Key:
+    """Returns what stays the same of an incident that goes and comes: what it is, whose, and where."""
+    if KINDS[incident.kind].late:
+        return "late", incident.ranks, ""
+    return incident.kind, incident.ranks, incident.phase
+
+
+# -- the same one again --------------------------------------------------------------------------------------
+
+
+def rejoined(incidents: Iterable[Incident]) -> list[Incident]:
+    """Returns the incidents, those in one that came back within `AGAIN` steps."""
+    found: list[Incident] = []
+    newest: dict[Key, int] = {}
+    for incident in sorted(incidents, key=_since):
+        at = newest.get(key_of(incident))
+        if at is not None and _is_same(found[at], incident):
+            found[at] = _joined(found[at], incident)
+            continue
+        if KINDS[incident.kind].comes_back and incident.since_step is not None:
+            newest[key_of(incident)] = len(found)
+        found.append(incident)
+    return found
+
+
+def _since(incident: Incident) -> int:
+    return -1 if incident.since_step is None else incident.since_step
+
+
+def _until(incident: Incident) -> int:
+    return _since(incident) if incident.until_step is None else incident.until_step
+
+
+def _is_same(before: Incident, now: Incident) -> bool:
+    """Returns whether it is an earlier one that has come back: as large, as often, in the same phase."""
+    if not KINDS[now.kind].comes_back or _since(now) - _until(before) > AGAIN:
+        return False
+    if min(before.steps, now.steps) < BRIEF:
+        return True
+    if (before.kind == "intermittent") != (now.kind == "intermittent"):
+        return False
+    if before.phase != now.phase and before.phase and now.phase:
+        return False
+    was, late = before.evidence.late_ms, now.evidence.late_ms
+    return was is None or late is None or max(was, late) <= ALIKE * min(was, late)
+
+
+def _joined(before: Incident, now: Incident) -> Incident:
+    """Returns both as one that says what the newer one does; of two that are over, what the costlier one did."""
+    shown, other = (now, before) if now.open or now.cost_ns >= before.cost_ns else (before, now)
+    struck = (*before.struck, *now.struck) if before.struck and now.struck else ()
+    return replace(
+        shown,
+        severity=min(before.severity, now.severity, key=SEVERITIES.index),
+        phase=shown.phase or other.phase,
+        device=shown.device or other.device,
+        since_step=before.since_step,
+        until_step=max(_until(before), _until(now)),
+        steps=before.steps + now.steps,
+        struck=struck,
+        period=before.period if before.period == now.period else None,
+        cost_ns=before.cost_ns + now.cost_ns,
+        gain=_mean_gain(before, now),
+        open=now.open or before.open,
+        spells=(*before.spells_or_one, *now.spells_or_one),
+    )
+
+
+def _mean_gain(*parts: Incident) -> float | None:
+    """Returns what a step of all spells would be shorter: of longer spells, what counts more."""
+    known = [(part.gain, sum(until - since + 1 for since, until in part.spells_or_one)) for part in parts]
+    weights = sum(steps for gain, steps in known if gain is not None)
+    return sum(gain * steps for gain, steps in known if gain is not None) / weights if weights else None
+
+
+# -- what counts ---------------------------------------------------------------------------------------------
+
+
+def is_costly(share: float | None, before: bool = False) -> bool:
+    """Returns whether a share of the run, or of a step, is worth a word whatever it is for.
+
+    Args:
+        share: None if it is not known.
+        before: Whether it was: then it has to fall clearly below.
+    """
+    return share is not None and share >= (OVER_SHARE if before else 1.0) * COSTLY_SHARE
+
+
+def is_worth_saying(incident: Incident) -> bool:
+    """Returns whether an incident costs enough to be the verdict: of an info, more is needed."""
+    if incident.severity == "info":
+        return is_costly(incident.gain) or is_costly(incident.share)
+    return incident.gain is None or incident.gain >= WORTH_SAYING
+
+
+class Standing:
+    """What counted at the last look, and as what. Looks are `LOOK_NS` apart, so who asks, and when, changes nothing.
+
+    Attributes:
+        costly: Whether lost time was worth a word.
+    """
+
+    def __init__(self) -> None:
+        self.costly = False
+        self._counted: dict[Key, Severity] = {}
+        self._foremost: Key | None = None
+        self._next_ns = 0
+
+    def is_due(self, now_ns: int) -> bool:
+        """Returns whether it is time to look again."""
+        return now_ns >= self._next_ns
+
+    def look(self, incidents: Sequence[Incident], newest: int, lost_share: float | None, now_ns: int) -> None:
+        """Takes what is known in the ``newest`` step, and remembers what counts."""
+        self._next_ns = now_ns + LOOK_NS
+        self.costly = is_costly(lost_share, self.costly)
+        counting = [incident for incident in self.judged(incidents, newest) if incident.counts]
+        self._counted = {key_of(incident): incident.severity for incident in counting}
+        worst = max(counting, key=urgency, default=None)
+        now = next((incident for incident in counting if incident.foremost), None)
+        if worst is not None and (now is None or _outweighs(worst, now)):
+            self._foremost = key_of(worst)
+
+    def judged(self, incidents: Iterable[Incident], newest: int) -> list[Incident]:
+        """Returns the incidents, each with whether it counts, as grave as it was since it does, and which is first."""
+        return [self._one(incident, newest) for incident in incidents]
+
+    def _one(self, incident: Incident, newest: int) -> Incident:
+        if not _lasts(incident, newest):
+            return incident
+        key = key_of(incident)
+        before = self._counted.get(key)
+        if before is None and not is_worth_saying(incident):
+            return incident
+        severity = incident.severity if before is None else min(before, incident.severity, key=SEVERITIES.index)
+        return replace(incident, counts=True, severity=severity, foremost=key == self._foremost)
+
+
+def _lasts(incident: Incident, newest: int) -> bool:
+    """Returns whether it lasts, or was over so few steps ago that it may come back; some harm a run for good."""
+    if incident.open or KINDS[incident.kind].for_good:
+        return True
+    spells = min(len(incident.spells_or_one), MOST_HELD)
+    return KINDS[incident.kind].comes_back and newest - _until(incident) <= HOLD * spells
+
+
+def urgency(incident: Incident) -> tuple[bool, bool, float]:
+    """Returns what orders incidents that count: errors come first, then what goes on, then what costs most."""
+    return incident.severity == "error", incident.open, incident.gain or incident.share or 0.0
+
+
+def _outweighs(other: Incident, now: Incident) -> bool:
+    if (other.severity == "error") != (now.severity == "error"):
+        return other.severity == "error"
+    return urgency(other)[-1] > OUTWEIGHS * urgency(now)[-1]

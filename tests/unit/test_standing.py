@@ -1,0 +1,162 @@
+"""The verdict does not flap, and what comes back is the same incident: whatever hovers around a threshold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.standing import AGAIN, HOLD, OUTWEIGHS, Standing, key_of, rejoined
+from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE
+from ddpwatch.analysis.diagnosis.words.verdict import verdict
+from ddpwatch.analysis.window import Summary
+from ddpwatch.viewer.state import RunState
+from tests.support.frames import MS, diagnosed, enveloped, hello, layout, run, state_of, synchronous
+
+LATE = Incident(
+    "straggler", "warning", "rank 1 is late", ranks=(1,), phase="forward", since_step=20, until_step=60, steps=41,
+    cost_ns=10, gain=0.1, open=True, evidence=Evidence(late_ms=30.0),
+)  # fmt: skip
+EXPOSED = Incident(
+    "exposed_comm", "warning", "transfers", phase="exposed_comm", since_step=8, until_step=60, steps=40, gain=0.1,
+    open=True,
+)  # fmt: skip
+
+
+def spells_of(shape: list[tuple[int, int]], newest: int) -> list[Incident]:
+    """One incident a spell, as a detector finds them: the newest one is open until its last step."""
+    found = []
+    for since, until in shape:
+        if since <= newest:
+            over = min(until, newest)
+            found.append(replace(LATE, since_step=since, until_step=over, steps=over - since + 1, open=newest <= until))
+    return found
+
+
+@st.composite
+def hovering(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Spells with gaps of any length between them, as of a figure that hovers around a threshold."""
+    at, found = 20, []
+    for _ in range(draw(st.integers(1, 30))):
+        until = at + draw(st.integers(0, 60))
+        found.append((at, until))
+        at = until + draw(st.integers(1, 120))
+    return found
+
+
+@given(hovering())
+def test_a_rank_that_hovers_changes_the_verdict_seldom_and_stays_one_incident(shape: list[tuple[int, int]]) -> None:
+    standing, kinds, identities = Standing(), [], set()
+    for newest in range(shape[-1][1] + 3 * HOLD):
+        joined = rejoined(spells_of(shape, newest))
+        standing.look(joined, newest, 0.0, newest * 10**9)
+        found = standing.judged(joined, newest)
+        kinds.append(verdict(Summary(), found, 2, finished_steps=newest).kind)
+        identities |= {(key_of(one), one.since_step) for one in found}
+        assert len(found) <= 1
+    changes = [step for step, (before, now) in enumerate(pairwise(kinds)) if before != now]
+    assert all(third - first > HOLD for first, third in zip(changes, changes[2:], strict=False))
+    assert identities == {(key_of(LATE), 20)}
+    assert len(found[0].spells_or_one) == len(shape)
+
+
+@given(
+    st.lists(st.sampled_from([0.8, 1.0, 1.2]), min_size=2, max_size=200), st.sampled_from(["share", "info", "rival"])
+)
+def test_a_figure_around_a_threshold_changes_the_verdict_once(factors: list[float], what: str) -> None:
+    standing, said = Standing(), []
+    for at, factor in enumerate(factors):
+        lost_share, incidents = 0.0, [replace(EXPOSED, gain=0.1)]
+        if what == "share":
+            incidents, lost_share = [], factor * COSTLY_SHARE
+        elif what == "info":
+            incidents = [replace(EXPOSED, severity="info", gain=factor * COSTLY_SHARE)]
+        else:
+            incidents.append(replace(LATE, gain=factor * 0.1))
+        standing.look(incidents, 60, lost_share, at * 10**9)
+        worst = [one.kind for one in standing.judged(incidents, 60) if one.foremost]
+        said.append((worst, standing.costly))
+    assert sum(before != now for before, now in pairwise(said)) <= 1
+
+
+def test_a_warning_stays_one_while_it_counts() -> None:
+    standing = Standing()
+    standing.look([EXPOSED], 60, 0.0, 0)
+    minor = replace(EXPOSED, severity="info", gain=0.001)
+    (now,) = standing.judged([minor], 61)
+    assert (now.severity, now.counts) == ("warning", True)
+    over = replace(minor, open=False, until_step=61)
+    assert [one.counts for one in standing.judged([over], 61 + HOLD)] == [True]
+    assert [(one.counts, one.severity) for one in standing.judged([over], 62 + HOLD)] == [(False, "info")]
+
+
+def test_another_incident_takes_the_verdict_over_if_it_costs_clearly_more_or_is_an_error() -> None:
+    for other, takes in ((0.11, False), (0.1 * OUTWEIGHS + 0.01, True)):
+        standing, both = Standing(), [EXPOSED, replace(LATE, gain=other)]
+        standing.look([EXPOSED], 60, 0.0, 0)
+        standing.look(both, 60, 0.0, 10**9)
+        assert [one.foremost for one in standing.judged(both, 60)] == [not takes, takes]
+    error = replace(LATE, severity="error", gain=None, kind="layouts_differ")
+    standing.look([EXPOSED, error], 60, 0.0, 2 * 10**9)
+    assert [one.foremost for one in standing.judged([EXPOSED, error], 60)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({}, 1),
+        ({"since_step": 61 + AGAIN}, 2),
+        ({"evidence": Evidence(late_ms=100.0)}, 2),
+        ({"phase": "backward"}, 2),
+        ({"phase": "backward", "steps": 1}, 1),  # one slow rank was two incidents for one step
+        ({"ranks": (2,)}, 2),
+        ({"kind": "pause"}, 2),
+    ],
+)
+def test_what_comes_back_is_the_same(change: dict[str, object], count: int) -> None:
+    again = replace(LATE, **{"since_step": 90, "until_step": 480, "cost_ns": 30, **change})
+    found = rejoined([again, replace(LATE, open=False)])
+    assert len(found) == count
+    if count == 1:
+        assert (found[0].since_step, found[0].until_step, found[0].cost_ns, found[0].open) == (20, 480, 40, True)
+        assert found[0].spells == ((20, 60), (90, 480))
+        assert found[0].occurrences == 2
+
+
+def test_the_tick_comes_back_once_little_is_lost() -> None:
+    standing = Standing()
+    for at, (factor, costly) in enumerate([(0.99, False), (1.0, True), (0.8, True), (OVER_SHARE - 0.01, False)]):
+        standing.look([], 60, factor * COSTLY_SHARE, at * 10**9)
+        assert standing.costly is costly
+
+
+def test_a_rank_late_on_and_off_is_one_incident_in_real_steps() -> None:
+    """40 ms late for 30 steps, on time for 30, and so on."""
+    late = [(0, 40 * (n // 30 % 2)) for n in range(300)]
+    found = [one for one in diagnosed(late).diagnosis.incidents() if one.ranks == (1,)]
+    assert [one.occurrences for one in found] == [5]
+    assert found[0].cost_ns == pytest.approx(150 * 30 * MS, rel=0.1)  # 10 of its 40 ms are hidden
+
+
+def test_who_asks_and_when_changes_nothing() -> None:
+    late = [(0, 40 * (n // 25 % 2)) for n in range(200)]
+    messages = [hello(0), hello(1), layout(), *(one for ranks in synchronous(late) for one in ranks)]
+    once, often = RunState(), RunState()
+    for state in (once, often):
+        for message, envelope in enveloped(messages):
+            state.apply_message(message, envelope.received_ns)
+            if state is often:
+                state.diagnosis.incidents()
+    assert once.diagnosis.incidents() == often.diagnosis.incidents() != []
+
+
+def test_a_costly_info_is_the_verdict_and_no_tick_stands_beside_it() -> None:
+    found = Standing().judged([replace(EXPOSED, severity="info", message="all ranks are slower", gain=0.234)], 60)
+    said = verdict(Summary(), found, 2, finished_steps=60)
+    assert (said.kind, said.severity) == ("exposed_comm", "warn")
+    assert "a step would be 23 % shorter" in said.text
+    assert state_of(list(run(40))).diagnosis.lost().costly
