@@ -38,7 +38,6 @@ from ddpwatch.wire.messages import (
     Bye,
     Device,
     Hello,
-    Layout,
     Mark,
     Message,
     Node,
@@ -98,7 +97,9 @@ class Diagnosis:
         self._looked = None
         if isinstance(message, Step):
             self._liveness.add_step(message, received_ns)
-        elif isinstance(message, Beat):
+            return
+        self._rules.apply_message(message)
+        if isinstance(message, Beat):
             self._liveness.add_beat(message, received_ns)
             self._held_up.add_beat(message)
         elif isinstance(message, Mark):
@@ -116,8 +117,6 @@ class Diagnosis:
             self._liveness.add_bye(message, received_ns)
         elif isinstance(message, Stack):
             self._liveness.add_stack(message)
-        elif isinstance(message, Layout):
-            self._rules.layouts.add_layout(message)
         elif isinstance(message, Node):
             self._liveness.add_node(message)
             self._liveness.pass_time(received_ns)

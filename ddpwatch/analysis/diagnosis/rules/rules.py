@@ -13,6 +13,7 @@ from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
 from ddpwatch.analysis.diagnosis.rules.slow_input import SlowInput
 from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
+from ddpwatch.wire.messages import Layout, Message
 
 
 class Rules:
@@ -29,7 +30,12 @@ class Rules:
         self._drift = RunDrift(devices)
         self._device = SlowDevice(devices)
         self._reduced = NotReduced()
-        self.layouts = LayoutsDiffer()
+        self._layouts = LayoutsDiffer()
+
+    def apply_message(self, message: Message) -> None:
+        """Takes any message but steps."""
+        if isinstance(message, Layout):
+            self._layouts.add_layout(message)
 
     def add_step(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -56,5 +62,5 @@ class Rules:
             *self._drift.incidents(),
             *self._device.incidents(),
             *self._reduced.incidents(),
-            *self.layouts.incidents(),
+            *self._layouts.incidents(),
         ]
