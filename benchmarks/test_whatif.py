@@ -1,4 +1,4 @@
-"""How `benchmarks/whatif.py` judges: what is a pair, caps with equal buckets are one, no prediction beats the noise."""
+"""Checks how `benchmarks/whatif.py` judges: pairs, caps with equal buckets are one, no prediction beats the noise."""
 
 from __future__ import annotations
 

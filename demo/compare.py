@@ -160,7 +160,7 @@ def row(variant: str, file: Path, loss: float, wire_ratio: float, state_mib: flo
     steps = list(counted_steps(file))
     return Row(
         variant=variant,
-        step_ms=report.steps.step_ms,
+        step_ms=report.steps.step_ms or 0.0,
         overlap=report.overlap.ratio,
         exposed_ms=report.overlap.exposed_ms or 0.0,
         wire_mib=sum(steps[-1].comm_bytes) * wire_ratio / MIB,

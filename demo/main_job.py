@@ -51,7 +51,7 @@ def record() -> int:
 @contextlib.contextmanager
 def training(options: list[str], output: int | None) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the torchrun job, and ends it with the block; ``output`` is a file descriptor, None for this terminal."""
-    command = [BIN / "torchrun", "--standalone", "--nproc-per-node=2", ROOT / "demo" / "train.py", *options]
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", str(ROOT / "demo" / "train.py"), *options]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     job = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=output is not None)
     try:

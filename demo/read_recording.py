@@ -49,4 +49,4 @@ print(f"{len(columns)} columns of {len(columns['step'])} rows: {', '.join(column
 first, last = run.step_range or (0, 0)
 middle = (first + last) // 2
 some = run.select(steps=f"{middle}:{middle + 5}", ranks="0")
-print("rank 0 around the middle:", [round(row.step_ms, 1) for row in some.steps()])
+print("rank 0 around the middle:", [round(row.step_ms, 1) for row in some.steps() if row.step_ms is not None])

@@ -1,1 +1,1 @@
-"""What needs a GPU to be measured. Each part runs by itself; `python -m benchmarks.gpu` runs all of them."""
+"""Measures what needs a GPU. Each part runs by itself; `python -m benchmarks.gpu` runs all of them."""

@@ -1,4 +1,4 @@
-"""How many steps the host is ahead of the GPU in jobs that never synchronise, and whether all their steps get times.
+"""Counts the steps that the host is ahead of the GPU in jobs that never synchronise, and those that get no times.
 
     python benchmarks/gpu/ahead.py
 

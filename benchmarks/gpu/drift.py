@@ -1,4 +1,4 @@
-"""How far the host times of GPU stamps are off after 3,000 steps without a synchronisation, and how fast clocks drift.
+"""Measures how far the host times of GPU stamps are off after 3,000 steps without a synchronisation.
 
     python benchmarks/gpu/drift.py
 

@@ -1,4 +1,4 @@
-"""Whether a rank's goodbye arrives after a CUDA error, which makes every later CUDA call fail.
+"""Looks for a rank's goodbye after a CUDA error, which makes every later CUDA call fail.
 
     python benchmarks/gpu/illegal_access.py
 

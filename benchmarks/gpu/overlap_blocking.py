@@ -1,4 +1,4 @@
-"""Whether watching keeps compute from overlapping with collectives.
+"""Measures how much watching keeps compute from overlapping with collectives.
 
     python benchmarks/gpu/overlap_blocking.py
 

@@ -1,4 +1,4 @@
-"""Whether stamps and overlap agree with torch.profiler's kernels, for collectives of known length.
+"""Compares stamps and overlap with torch.profiler's kernels, for collectives of known length.
 
     python benchmarks/gpu/overlap_known.py
 

@@ -1,4 +1,4 @@
-"""What the parts of the GPU benchmark share: a table on stdout, a JSON file, and a plain line where there is no GPU."""
+"""Prints what each part of the GPU benchmark finds: a table, a JSON file, or a plain line where there is no GPU."""
 
 from __future__ import annotations
 

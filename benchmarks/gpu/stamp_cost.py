@@ -1,4 +1,4 @@
-"""What each CUDA call of a stamp costs the host, and what watching adds to a step over NCCL, by the steps' level.
+"""Times each CUDA call of a stamp on the host, and what watching adds to a step over NCCL, by the steps' level.
 
     python benchmarks/gpu/stamp_cost.py
 

@@ -1,4 +1,4 @@
-"""Whether ddpwatch's overlap on a GPU agrees with the overlap of torch.profiler's kernels.
+"""Compares ddpwatch's overlap on a GPU with the overlap of torch.profiler's kernels.
 
     python benchmarks/gpu/truth.py                                                      one GPU, NCCL, a world of one
     torchrun --standalone --nproc-per-node=2 benchmarks/gpu/truth.py --backend gloo     two ranks that share one GPU

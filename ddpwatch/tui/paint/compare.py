@@ -10,7 +10,7 @@ from ddpwatch.common.text import UNKNOWN, percent, three_digits
 from ddpwatch.tui.models.compare import THIS_RUN, CompareModel, Comparison
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.spark import paint_columns
-from ddpwatch.tui.paint.split import PHASE_STYLES
+from ddpwatch.tui.paint.split import PHASE_NAMES, PHASE_STYLES
 from ddpwatch.tui.text import shorten, shorten_name, wrap
 
 _SIGNS = {"slower": ("✗", "bad"), "faster": ("✓", "good"), "same": ("✓", "text")}
@@ -81,8 +81,7 @@ def _paint_figures(canvas: Canvas, result: Comparison, name: str, y: int) -> int
     return y + 1 + len(_FIGURES)
 
 
-_SHORT = {phase: full for phase, full, *_ in PHASE_STYLES}
-_FIGURES = (("step ms", "step"), *((f"  {_SHORT[phase]}", phase) for phase in PHASES), ("overlap", "overlap"))
+_FIGURES = (("step ms", "step"), *((f"  {PHASE_NAMES[phase]}", phase) for phase in PHASES), ("overlap", "overlap"))
 
 
 def _paint_figure(
@@ -166,13 +165,13 @@ def _paint_setups(canvas: Canvas, setups: Sequence[tuple[str, str, str]], name: 
 
 def _paint_steps(canvas: Canvas, result: Comparison, name: str, y: int) -> None:
     """Paints the newest steps of both, one column each, to the same scale."""
-    tall = min((canvas.height - y - 1) // 2, _MOST_CHART_ROWS)
+    tall = min((canvas.height - y - 2) // 2, _MOST_CHART_ROWS)  # with a row between them
     room = canvas.width - _GUTTER - 1
     if tall < _LEAST_CHART_ROWS or room < 1:
         return
     canvas.fill(0, canvas.width, y, " ", "heading")
     top = max(*result.steps[0][-room:], *result.steps[1][-room:])
     canvas.put(1, y, shorten(f"newest steps, step ms, up to {three_digits(top)}", canvas.width - 2), "heading")
-    for label, values, row in ((name, result.steps[0], y + 1), (THIS_RUN, result.steps[1], y + 1 + tall)):
+    for label, values, row in ((name, result.steps[0], y + 1), (THIS_RUN, result.steps[1], y + 2 + tall)):
         canvas.put(1, row, shorten(label, _GUTTER - 2), "strong")
         paint_columns(canvas, values, (_GUTTER, row, room, tall), "history", top)

@@ -19,6 +19,7 @@ from ddpwatch.common.text import UNKNOWN, percent, spans, three_digits
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident
 from ddpwatch.tui.models.log import style_of
 from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.split import PHASE_NAMES
 from ddpwatch.tui.text import Field, fit, flow, shorten, shorten_name, wrap
 
 _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
@@ -98,7 +99,7 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
     plain = "faint" if row.when == "later" else "text"
     cells = (
         KINDS[incident.kind].name, _ranks(incident.ranks),
-        f"{incident.phase} {shorten_name(row.layer, 40)}".strip() or UNKNOWN,
+        f"{PHASE_NAMES.get(incident.phase, incident.phase)} {shorten_name(row.layer, 40)}".strip() or UNKNOWN,
         steps_text(incident), "" if incident.period is None else ordinal(incident.period),
         seconds_text(incident.cost_ns), share_text(incident.share),
     )  # fmt: skip

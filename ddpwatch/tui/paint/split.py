@@ -17,6 +17,7 @@ PHASE_STYLES = (  # phase, heading in full and in short, style, glyph
     ("optimizer", "optim", "opt", "optimizer", "░"),
     ("other", "other", "oth", "idle", "·"),
 )
+PHASE_NAMES = {phase: full for phase, full, *_ in PHASE_STYLES}
 _GUTTER = 5
 
 
