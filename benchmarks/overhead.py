@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py [--rounds 128] [--steps 16]
         [--attached] [--step-ms 100] [--strategy fsdp2]
 
-Takes about 15 minutes on two cores. ``DDPWATCH_STEPS=all`` in the environment watches every step, ``few`` fewer than
-usual. Budget: at most 0.3 % of a step while nobody looks.
+Takes about 15 minutes on two cores. ``DDPWATCH_DETAIL=high`` in the environment times nearly every step in full.
+Budget: at most 0.3 % of a step while nobody looks.
 
 ``--attached`` adds a variant: a dashboard is attached, and watching may cost 1 %. A viewer process reads the stream and
 holds the lease during the whole run, but only this variant's blocks sample by it.
@@ -79,8 +79,8 @@ WATCHED, ATTACHED, PROFILED = "ddpwatch", "ddpwatch, attached", "torch.profiler,
 VIEWER = """
 import sys
 from ddpwatch.viewer.live_source import LiveSource
-from ddpwatch.sampling.lease import DEFAULT_PPM
-source = LiveSource(sys.argv[1], DEFAULT_PPM)
+from ddpwatch.sampling.lease import NORMAL_PPM
+source = LiveSource(sys.argv[1], NORMAL_PPM)
 while True:
     source.read(0.5)
 """

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from operator import itemgetter
 
-os.environ["DDPWATCH_STEPS"] = "full"
+os.environ["DDPWATCH_DETAIL"] = "full"
 
 import torch
 import torch.distributed as dist

@@ -151,7 +151,7 @@ def record(
 
 
 def _recorded(wanted: Sequence[Setting], folder: Path, steps: int, sweeps: bool) -> Generator[Setting, None, None]:
-    environment = {"DDPWATCH_STEPS": "full", "PYTHONPATH": str(ROOT)}
+    environment = {"DDPWATCH_DETAIL": "full", "PYTHONPATH": str(ROOT)}
     for (ranks, mbit), settings in groupby(wanted, key=attrgetter("network")):
         left = []
         for setting in settings:

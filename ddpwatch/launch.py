@@ -57,7 +57,7 @@ class Launch:
     Args:
         command: The job's command line.
         record: File to record to, or None.
-        limits: The file's limits, as environment variables.
+        settings: Variables for the job's environment.
 
     Raises:
         UsageError: There is no command.
@@ -68,14 +68,14 @@ class Launch:
         terminated: Set once a signal that ends the job has come.
     """
 
-    def __init__(self, command: Sequence[str], record: Path | None, limits: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], record: Path | None, settings: Mapping[str, str]) -> None:
         _require_command(command)
         self._made = time.time()
         self.name = rundir.new_run_id(_script_of(command))
         self.command = shlex.join(command)
         self.terminated = threading.Event()
         self._command = list(command)
-        self._environment = {**os.environ, "DDPWATCH_RUN": self.name, "PYTHONPATH": _with_bootstrap()}
+        self._environment = {**os.environ, "DDPWATCH_RUN": self.name, "PYTHONPATH": _with_bootstrap(), **settings}
         self._startup: Path | None = None
         with contextlib.suppress(DdpwatchError, OSError):  # then nobody can say why nothing is watched
             startup.create(path := rundir.startup(self.name))
@@ -83,7 +83,7 @@ class Launch:
         if record is not None:
             with contextlib.suppress(OSError):  # the current directory was removed: the job starts all the same
                 record = record.absolute()
-            self._environment |= {"DDPWATCH_RECORD": str(record), **limits}
+            self._environment |= {"DDPWATCH_RECORD": str(record)}
 
     def runs(self) -> list[RunInfo]:
         """Returns this job's live runs: one, or one per restart."""

@@ -98,7 +98,7 @@ def train(file: Path, cap_mib: float | None, in_namespaces: bool, steps: int) ->
     work = ["--model", MODEL, "--batch-size", "4", "--steps", str(steps), "--record", str(file), *cap]
     command, log = [str(ROOT / "demo" / "train.py"), *work], file.with_suffix(".log")
     if in_namespaces:
-        run_job(command, RANKS, log, {"DDPWATCH_STEPS": "full"})
+        run_job(command, RANKS, log, {"DDPWATCH_DETAIL": "full"})
     else:
         torchrun = [
             sys.executable,
@@ -108,7 +108,7 @@ def train(file: Path, cap_mib: float | None, in_namespaces: bool, steps: int) ->
             f"--nproc-per-node={RANKS}",
             *command,
         ]
-        environment = {**os.environ, "DDPWATCH_STEPS": "full", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "DDPWATCH_DETAIL": "full", "OMP_NUM_THREADS": "1"}
         with log.open("wb") as output:
             subprocess.run(torchrun, env=environment, stdout=output, stderr=output, timeout=TIMEOUT_S, check=True)
     return file

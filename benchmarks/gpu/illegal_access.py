@@ -42,7 +42,7 @@ BREAK = "--break"
 
 def on_gpu(device: str = "cuda") -> Rows:
     with tempfile.TemporaryDirectory(prefix="ddpwatch-gpu-") as folder:
-        environment = {**os.environ, "DDPWATCH_DIR": folder, "DDPWATCH_STEPS": "full"}
+        environment = {**os.environ, "DDPWATCH_DIR": folder, "DDPWATCH_DETAIL": "full"}
         file = Path(folder) / "run.mcap"
         job = subprocess.run([sys.executable, __file__, BREAK, file, device], env=environment, capture_output=True)
         messages = complete(file)

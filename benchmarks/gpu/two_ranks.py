@@ -75,7 +75,7 @@ def ended(name: str, device: str, recording: Path | None = None) -> Outcome:
         command = [*TORCHRUN, str(JOB), name, "--device", device]
         if recording is not None:
             command = [*DDPWATCH, str(recording), "--", *command]
-        environment = {**os.environ, "DDPWATCH_DIR": place, "DDPWATCH_STEPS": "full", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "DDPWATCH_DIR": place, "DDPWATCH_DETAIL": "full", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         print(f"{name}: {done.stderr[-2000:]}", file=sys.stderr)

@@ -43,12 +43,13 @@ class StepCounts(Figures, frozen=True, kw_only=True):
 
 
 class CostFigures(Figures, frozen=True):
-    """What watching costs (`ddpwatch.sampling.cost.Cost`)."""
+    """What watching costs (`ddpwatch.sampling.cost.Cost`), and what it was allowed to: shares of the step."""
 
     ratio: float | None
     low: float | None
     high: float | None
     pairs: int
+    budget: float | None
 
 
 class OverlapFigures(Figures, frozen=True):

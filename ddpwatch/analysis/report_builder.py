@@ -42,6 +42,7 @@ from ddpwatch.analysis.window import RankSummary, Summary
 from ddpwatch.common.statistics import quantile
 from ddpwatch.common.units import NS_PER_MS, to_ms
 from ddpwatch.sampling.cost import CostMeter
+from ddpwatch.sampling.lease import FULL_PPM
 from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 
 MOST_SAMPLED = 16_384  # steps of which percentiles are
@@ -174,6 +175,7 @@ class ReportBuilder:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self.collector_restarts = 0
+        self._budget: float | None = None  # the greatest
         self._run = Run(expected)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
@@ -208,6 +210,7 @@ class ReportBuilder:
                 self._forwards = forwards_known(self._forwards, message)
         elif isinstance(message, Status):
             self.collector_restarts = max(self.collector_restarts, message.restarts)
+            self._budget = max(self._budget or 0.0, (message.lease_ppm or 0) / FULL_PPM)
         elif isinstance(message, Mark):
             self._off.apply_message(message)
         return completed
@@ -351,8 +354,8 @@ class ReportBuilder:
     def _cost_row(self) -> CostFigures:
         cost = self._cost.cost()
         if cost is None:
-            return CostFigures(None, None, None, 0)
-        return CostFigures(cost.ratio, cost.low, cost.high, cost.pairs)
+            return CostFigures(None, None, None, 0, self._budget)
+        return CostFigures(cost.ratio, cost.low, cost.high, cost.pairs, self._budget)
 
     def _rank_row(self, rank: int, samples: RankSamples, means: Sums) -> RankFigures:
         hello, bye = samples.hello, samples.bye

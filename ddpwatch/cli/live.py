@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpwatch.cli.options import Ascii, Baseline, Budget, Every, Json, MaxSize, Plain, Run, Theme, app
-from ddpwatch.cli.shared import endpoint_of, is_plain, no_baseline, resolve, say
+from ddpwatch.cli.options import Ascii, Baseline, Detail, Every, Json, MaxSize, Plain, Run, Theme, app
+from ddpwatch.cli.shared import endpoint_of, is_plain, no_baseline, resolve, say, say_recording
 from ddpwatch.errors import UsageError
 from ddpwatch.version import __version__
 
@@ -50,7 +50,7 @@ def watch_newest(
     theme: Theme = None,
     ascii_only: Ascii = None,
     baseline: Baseline = None,
-    budget: Budget = None,
+    detail: Detail = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -64,7 +64,7 @@ def watch_newest(
     if context.invoked_subcommand in USES_RUN_DIRECTORY:
         _say_fallback()
     if context.invoked_subcommand is None:
-        _show(None, None, plain, theme, ascii_only, baseline, budget)
+        _show(None, None, plain, theme, ascii_only, baseline, detail)
 
 
 @app.command()
@@ -74,11 +74,11 @@ def attach(
     theme: Theme = None,
     ascii_only: Ascii = None,
     baseline: Baseline = None,
-    budget: Budget = None,
+    detail: Detail = None,
 ) -> None:
     """Attach to a live run."""
     info, endpoint = resolve(run)
-    _show(info, endpoint, plain, theme, ascii_only, baseline, budget)
+    _show(info, endpoint, plain, theme, ascii_only, baseline, detail)
 
 
 @app.command("_stdio", hidden=True)
@@ -137,7 +137,7 @@ def run(
     max_size: MaxSize = None,
     every: Every = 1,
     headless: Annotated[bool, typer.Option("--headless", help="Print lines instead of the dashboard.")] = False,
-    budget: Budget = None,
+    detail: Detail = None,
 ) -> None:
     """Run a job and watch it, without changing its script.
 
@@ -145,15 +145,18 @@ def run(
     """
     from ddpwatch.launch import Launch, run_headless, run_unwatched, run_with_dashboard, why_unwatched
     from ddpwatch.recording.limits import environment_of
-    from ddpwatch.sampling.lease import parse_budget
+    from ddpwatch.sampling.lease import parse_detail
 
     plain = is_plain(headless)
-    budget_ppm = parse_budget(budget, looked_at=not plain or sys.stderr.isatty())
+    budget_ppm = parse_detail(detail or ("low" if plain and not sys.stderr.isatty() else "normal"))
+    settings = environment_of(max_size, every) | ({} if detail is None else {"DDPWATCH_DETAIL": detail})
     if record_to is None and (max_size is not None or every != 1):
         raise UsageError("--max-size and --every need a recording", "add --record FILE")
     if why := why_unwatched():
         run_unwatched(command, why)
-    launch = Launch(command, record_to, environment_of(max_size, every))
+    launch = Launch(command, record_to, settings)
+    if record_to is not None:
+        say_recording(record_to, parse_detail(detail or os.environ.get("DDPWATCH_DETAIL") or "normal"))
     show = run_headless if plain else run_with_dashboard
     raise typer.Exit(show(launch, budget_ppm))
 
@@ -166,22 +169,20 @@ def record(
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N more steps.")] = None,
     max_size: MaxSize = None,
     every: Every = 1,
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", metavar="PERCENT", help="Let watching cost up to PERCENT of a step while you record."),
-    ] = None,
+    detail: Detail = "normal",
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
     from ddpwatch.recording.limits import environment_of, limits_from_environment
-    from ddpwatch.sampling.lease import parse_budget
+    from ddpwatch.sampling.lease import parse_detail
     from ddpwatch.viewer.capture import capture
     from ddpwatch.viewer.live_source import LiveSource, may_go_on
 
-    budget_ppm = parse_budget(budget, looked_at=False)
+    budget_ppm = parse_detail(detail or "normal")
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = resolve(run)
     publish = endpoint_of(info, endpoint)
     source = LiveSource(publish, budget_ppm, as_sent=True)
+    say_recording(output, budget_ppm)
     frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish))
     if source.trouble:
         say(f"ddpwatch: {source.trouble}")
@@ -200,6 +201,7 @@ def metrics(
     otlp: Annotated[
         str | None, typer.Option("--otlp", metavar="URL", help="Push to this OpenTelemetry collector (OTLP over HTTP).")
     ] = None,
+    detail: Detail = "low",
 ) -> None:
     """Export a live run's figures to Prometheus or OpenTelemetry.
 
@@ -209,10 +211,12 @@ def metrics(
 
     from ddpwatch.metrics.follow import export
     from ddpwatch.metrics.prometheus import DEFAULT_LISTEN
+    from ddpwatch.sampling.lease import parse_detail
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # pushes what is left
     info, endpoint = resolve(run)
-    export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp)
+    budget_ppm = parse_detail(detail or "low")
+    export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp, budget_ppm)
 
 
 def _show(
@@ -222,12 +226,12 @@ def _show(
     theme: str | None,
     ascii_only: bool | None,
     baseline: Path | None,
-    budget: str | None,
+    detail: str | None,
 ) -> None:
-    from ddpwatch.sampling.lease import parse_budget
+    from ddpwatch.sampling.lease import parse_detail
 
     plain = is_plain(plain)
-    budget_ppm = parse_budget(budget, looked_at=not plain or sys.stdout.isatty())
+    budget_ppm = parse_detail(detail or ("low" if plain and not sys.stdout.isatty() else "normal"))
     if plain:
         no_baseline(baseline)
         from ddpwatch.viewer.plain import follow

@@ -24,10 +24,12 @@ Plain = Annotated[bool, typer.Option("--plain", help="Print plain lines (default
 Baseline = Annotated[
     Path | None, typer.Option("--baseline", metavar="FILE", help="Compare with this recording (view 6).")
 ]
-Budget = Annotated[
+Detail = Annotated[
     str | None,
     typer.Option(
-        "--budget", metavar="PERCENT", help="Let watching cost up to PERCENT of a step while you look (default: 1)."
+        metavar="DETAIL",
+        help="How many steps are timed in full: low, normal (as watching for 1% of a step allows), high (nearly all), "
+        "or that percentage (default: normal, low where lines go to a file).",
     ),
 ]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap), or a directory of rank files.")]

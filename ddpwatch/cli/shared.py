@@ -18,6 +18,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def say_recording(file: Path, budget_ppm: int) -> None:
+    """Says what a recording will hold."""
+    from ddpwatch.sampling.lease import detail_name, detail_sentence
+
+    say(f"ddpwatch: recording to {file}; detail {detail_name(budget_ppm)}: {detail_sentence(budget_ppm)}")
+
+
 def print_json(document: object) -> None:
     """Prints a document to stdout."""
     import json

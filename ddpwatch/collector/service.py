@@ -24,10 +24,11 @@ from ddpwatch.collector.liveness import Connections, Departure, ProcessLiveness
 from ddpwatch.collector.node_links import NodeLinks
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
-from ddpwatch.errors import DdpwatchError
+from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.run import blackbox, clock, rundir
+from ddpwatch.sampling.lease import detail_of_job
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Ready, take_rest
 from ddpwatch.wire.messages import Bye, Hello, Message, Status, decode, encode, run_before, sends_no_more, type_name
@@ -88,6 +89,7 @@ class Collector:
         self._ranks.bind(transport.check_endpoint(ingest))
         self._viewers = transport.collector_publish(self._context, publish)
         self._snapshots = Snapshots(self._viewers, self._hub)
+        self._own_ppm = _own_ppm(bool(options.record))
         self._attention = Attention(options.run_id, options.world_size, self._hub.ranks)
         self._poller = zmq.Poller()
         self._liveness = ProcessLiveness(self._poller)
@@ -175,7 +177,7 @@ class Collector:
         self._send_to_viewers()
         if is_due or self._viewers in ready or self._snapshots.is_sending:
             self._snapshots.serve()
-            self._links.grant(self._snapshots.wanted_ppm, is_due)
+            self._links.grant(max(self._snapshots.wanted_ppm, self._own_ppm), is_due)
 
     def _tick(self) -> None:
         """Does what is due twice a second."""
@@ -407,6 +409,14 @@ class Collector:
 
     def _about(self) -> dict[str, str]:
         return {"run_id": self._options.run_id, "script": self._options.script}
+
+
+def _own_ppm(records: bool) -> int:
+    """Returns what watching may cost though nobody looks; 0 if the job's variable is not valid, as ranks warn."""
+    try:
+        return detail_of_job(os.environ, records)
+    except UsageError:
+        return 0
 
 
 def _info(options: Options, ingest: str, publish: str) -> rundir.RunInfo:

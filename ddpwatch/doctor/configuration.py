@@ -10,15 +10,15 @@ from pathlib import Path
 from ddpwatch.doctor.check import Check, Section
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.limits import limits_from_environment
-from ddpwatch.sampling.schedule import LONGEST_WATCHED_PERIOD
+from ddpwatch.sampling.lease import parse_detail
 from ddpwatch.tui.settings import load_settings, settings_path
 
 LIMITS = ("DDPWATCH_RECORD_MAX_SIZE", "DDPWATCH_RECORD_PART_SIZE", "DDPWATCH_RECORD_PART_AGE", "DDPWATCH_RECORD_EVERY")
 SECRET = "DDPWATCH_ANONYMIZE_KEY"
 INTERNAL = ("DDPWATCH_RUN", "DDPWATCH_RECORD", "DDPWATCH_STARTUP")  # `ddpwatch run` sets them for its job
 VARIABLES = (
-    "DDPWATCH", "DDPWATCH_CONFIG", "DDPWATCH_DIR", "DDPWATCH_IFNAME", "DDPWATCH_PORTS",
-    "DDPWATCH_RECORD_DIR", "DDPWATCH_SECRET_FILE", "DDPWATCH_SSH", "DDPWATCH_STEPS", SECRET, *LIMITS, *INTERNAL,
+    "DDPWATCH", "DDPWATCH_CONFIG", "DDPWATCH_DETAIL", "DDPWATCH_DIR", "DDPWATCH_IFNAME", "DDPWATCH_PORTS",
+    "DDPWATCH_RECORD_DIR", "DDPWATCH_SECRET_FILE", "DDPWATCH_SSH", SECRET, *LIMITS, *INTERNAL,
 )  # fmt: skip
 _section = Section("configuration")
 
@@ -57,10 +57,18 @@ def _trouble(name: str, value: str) -> tuple[str, str] | None:
         return "ddpwatch is off, and jobs run unwatched", "unset it to watch jobs"
     if name == "DDPWATCH" and value.lower() in ("off", "no", "false", "disabled"):
         return "jobs are watched all the same", "only DDPWATCH=0 turns ddpwatch off"
-    if name == "DDPWATCH_STEPS" and value not in (*LONGEST_WATCHED_PERIOD, "full"):
-        return "not a valid choice: it is ignored", "few, all or full"
+    if name == "DDPWATCH_DETAIL" and value != "full":
+        return _trouble_of_detail(value)
     if name in LIMITS:
         return _trouble_of_limit(name, value)
+    return None
+
+
+def _trouble_of_detail(value: str) -> tuple[str, str] | None:
+    try:
+        parse_detail(value)
+    except UsageError as error:
+        return "no detail: it is ignored", error.hint
     return None
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from ddpwatch.metrics.figures import NO_RUN, Board, Meter
 from ddpwatch.metrics.otlp import pushing
@@ -19,7 +20,9 @@ EVERY_S = 1.0  # between two readings; a scrape in between gets the older one
 LOOK_S = 0.5  # between two looks for a run
 
 
-def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp: str | None) -> None:
+def export(
+    info: RunInfo | None, endpoint: str | None, listen: str | None, otlp: str | None, budget_ppm: int = 0
+) -> None:
     """Exports a run's figures until it ends; without a run, those of the newest one, and of the next, forever.
 
     Args:
@@ -27,23 +30,24 @@ def export(info: RunInfo | None, endpoint: str | None, listen: str | None, otlp:
         endpoint: Its publishing endpoint, instead.
         listen: Where Prometheus may scrape, as ``HOST:PORT``.
         otlp: URL of an OpenTelemetry collector.
+        budget_ppm: See `LiveSource`.
 
     Raises:
         UsageError: A library is missing, or an address is not valid.
     """
-    board = Board()
+    board, open_source = Board(), partial(LiveSource, budget_ppm=budget_ppm)
     with ExitStack() as stack:
         if listen is not None:
             _narrate(f"serving {stack.enter_context(listening(board, listen))}")
         if otlp is not None:
             _narrate(f"pushing to {stack.enter_context(pushing(board, otlp))}")
         if endpoint is not None or info is not None:
-            follow(board, endpoint or info.publish)  # type: ignore[union-attr]
+            follow(board, endpoint or info.publish, open_source)  # type: ignore[union-attr]
             return
-        follow_all(board)
+        follow_all(board, open_source)
 
 
-def follow_all(board: Board) -> None:
+def follow_all(board: Board, open_source: Callable[[str], Source] = LiveSource) -> None:
     """Puts the figures of one run after the other on the board, forever; in between, only that none is live."""
     seen: set[str] = set()
     while True:
@@ -51,7 +55,7 @@ def follow_all(board: Board) -> None:
         info = _next_run(seen)
         seen.add(info.run_id)
         _narrate(f"following {info.run_id}, {info.world_size} ranks")
-        follow(board, info.publish)
+        follow(board, info.publish, open_source)
 
 
 def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = LiveSource) -> None:

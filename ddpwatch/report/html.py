@@ -20,7 +20,7 @@ from ddpwatch.analysis.waiting import flights, split_exposed
 from ddpwatch.common.text import clean
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
-from ddpwatch.report.text import cost_sentence
+from ddpwatch.report.text import chosen_sentence, cost_sentence
 from ddpwatch.wire.messages import Layout
 
 MOST_RANKS = 64
@@ -40,7 +40,7 @@ def render_html(report: Report, outline: Outline, layouts: list[Layout], version
     data = {
         "report": _cleaned(report.as_json()),
         "lost": _cleaned(_lost(report)),
-        "cost": cost_sentence(report),
+        "cost": " · ".join(filter(None, (cost_sentence(report), chosen_sentence(report)))),
         "incidents": _cleaned([_incident(row) for row in report.incidents]),
         "points": [asdict(point) for point in outline.points],
         "stride": outline.stride,

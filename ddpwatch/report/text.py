@@ -7,6 +7,7 @@ from ddpwatch.common.text import UNKNOWN, clean, number, percent, size, table
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
+from ddpwatch.sampling.lease import FULL_PPM, detail_name, detail_sentence
 
 BAR_WIDTH = 76
 NAMED_HOSTS = 4  # more are counted
@@ -27,6 +28,14 @@ def cost_sentence(report: Report) -> str:
         f"watching cost {percent(cost.ratio, 2)} of the step (95 % interval {percent(cost.low, 2)} to "
         f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with unwatched steps)"
     )
+
+
+def chosen_sentence(report: Report) -> str:
+    """Returns the recording's detail, which its number of full steps follows from; empty if that is not known."""
+    if report.cost.budget is None:
+        return ""
+    ppm = round(report.cost.budget * FULL_PPM)
+    return f"detail {detail_name(ppm)}: {detail_sentence(ppm)}"
 
 
 def _unresolved(steps: StepCounts) -> str:
@@ -51,8 +60,7 @@ def _head(report: Report) -> list[str]:
         f"{number(overlap.comm_ms)} ms, of that exposed {number(overlap.exposed_ms)} ms "
         f"(means over the ranks and {steps.averaged} steps)",
     ]
-    if cost := cost_sentence(report):
-        lines.append(cost)
+    lines += filter(None, (cost_sentence(report), chosen_sentence(report)))
     recording = report.recording
     if recording is not None:
         cut = ", cut off at the end" if recording.cut_tail else ""

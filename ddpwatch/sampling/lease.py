@@ -1,7 +1,8 @@
-"""The lease: how much sampling may cost while somebody looks.
+"""What sampling may cost: the detail, chosen by people, and the lease, by which ranks learn it while somebody looks.
 
-Viewers ask the collector for a budget. The collector grants it in a page of shared memory that each rank maps read-only
-and reads at the start of a step: a few words of memory, no system call. Without a page, nothing is granted.
+Viewers and the recording ask the collector for a budget. The collector grants it in a page of shared memory that each
+rank maps read-only and reads at the start of a step: a few words of memory, no system call. Without a page, nothing is
+granted.
 
 The page has four words of 8 bytes, each written and read as a whole, so that none is ever torn:
 
@@ -17,7 +18,7 @@ import contextlib
 import hashlib
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddpwatch.errors import UsageError
@@ -25,8 +26,9 @@ from ddpwatch.run import clock
 from ddpwatch.run.blackbox import new_page
 from ddpwatch.run.regular import open_regular
 
-DEFAULT_PPM = 10_000  # of a step
-FULL_PPM = 1_000_000
+FULL_PPM = 1_000_000  # of a step: whatever full steps cost
+NORMAL_PPM = 10_000
+DETAILS = {"low": 0, "normal": NORMAL_PPM, "high": FULL_PPM}
 LEASE_NS = 2_000_000_000
 LONGEST_NS = 60_000_000_000  # a deadline further away is a false one
 _WORDS = 4
@@ -36,21 +38,48 @@ _BUDGET_MASK = (1 << _BUDGET_BITS) - 1
 SIZE = mmap.PAGESIZE
 
 
-def parse_budget(text: str | None, looked_at: bool) -> int:
-    """Reads ``1`` or ``0.5%`` of a step as ppm. Without a text, the default of a viewer in sight, or 0.
+def parse_detail(text: str) -> int:
+    """Reads a detail, one of `DETAILS` or what watching may cost (``1``, ``0.5%`` of a step), as ppm of a step.
 
     Raises:
         UsageError: The text is something else.
     """
-    if text is None:
-        return DEFAULT_PPM if looked_at else 0
+    if (known := DETAILS.get(text.strip())) is not None:
+        return known
     try:
         percent = float(text.strip().removesuffix("%"))
     except ValueError:
         percent = -1.0
     if not 0 <= percent <= 100:
-        raise UsageError(f"--budget {text!r} is not a percentage of a step", "give 0 to 100, e.g. 1 or 0.5")
+        raise UsageError(f"{text[:50]!r} is no detail", "give low, normal, high, or a percentage of a step, e.g. 0.5%")
     return round(percent * FULL_PPM / 100)
+
+
+def detail_name(ppm: int) -> str:
+    """Returns a budget as `parse_detail` reads it."""
+    return next((name for name, known in DETAILS.items() if known == ppm), f"{100 * ppm / FULL_PPM:g}%")
+
+
+def detail_sentence(ppm: int) -> str:
+    """Returns which steps such a budget times in full, and how to change that."""
+    if ppm == FULL_PPM:
+        return "nearly every step is timed in full, whatever that costs"
+    if not ppm:
+        return "few steps are timed in full; --detail normal times more"
+    return f"as many steps are timed in full as watching for {100 * ppm / FULL_PPM:g} % of a step allows"
+
+
+def detail_of_job(environment: Mapping[str, str], records: bool) -> int:
+    """Returns what watching may cost though nobody looks, in ppm of a step: ``DDPWATCH_DETAIL``, or its default.
+
+    Args:
+        environment: The job's, the same for all ranks.
+        records: Whether the job is recorded.
+
+    Raises:
+        UsageError: ``DDPWATCH_DETAIL`` is not valid.
+    """
+    return parse_detail(environment.get("DDPWATCH_DETAIL") or ("normal" if records else "low"))
 
 
 class Lease:

@@ -8,9 +8,10 @@ of all levels are neighbours, so comparing them shows the cost at any time (`ddp
 
 A shadow step costs 0.1 to 0.3 ms: nothing in a step of half a second, but 0.2 % of one of 100 ms. So where steps are
 short, fewer are watched: every second one from 25 ms on, and of shorter ones as few as 10 per second, which is enough
-to look at and to judge by. ``DDPWATCH_STEPS`` asks for fewer or more.
+to look at and to judge by.
 
-While somebody looks, a lease (`ddpwatch.sampling.lease`) raises the budget, and as many steps are full as it allows.
+The job's detail, and while somebody looks a lease, raise the budget (`ddpwatch.sampling.lease`), and as many steps are
+full as it allows.
 
 All ranks must choose the same steps without communicating. So a choice depends on nothing but the step's number, a
 period and the lease, and a step that a longer period samples is sampled by every shorter one.
@@ -24,12 +25,13 @@ from collections.abc import Mapping
 from math import inf
 
 from ddpwatch.common.statistics import median
-from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.errors import UsageError
+from ddpwatch.sampling.lease import FULL_PPM, detail_of_job
 from ddpwatch.sampling.levels import FULL, UNWATCHED
 
 WATCHED_BUDGET = 0.002  # of a step: for watching at all
 FULL_BUDGET = 0.00075  # of a step: for full steps on top; together below the 0.3 % that ddpwatch promises
-LONGEST_WATCHED_PERIOD = {"": 2, "all": 1, "few": 4}  # of steps from `SHORT_NS` on, by the value of DDPWATCH_STEPS
+LONGEST_WATCHED_PERIOD = 2  # of steps from `SHORT_NS` on
 LONGEST_FULL_PERIOD = 64
 SHORT_NS = 50_000_000  # of steps that are n times as short, periods may be n times as long
 MOST_TIMES = 32
@@ -115,8 +117,8 @@ class SamplingSchedule:
     """Chooses the level of each step.
 
     Args:
-        longest: The longest period of the watched steps, where steps are not short; 1 holds for short ones, too.
-        shadows: Whether there are shadow steps. Without them, every watched step is full.
+        shadows: Whether there are shadow steps. Without them, every watched step is full, and fewer are watched.
+        own_ppm: The job's own budget, without a lease.
 
     Attributes:
         full: The period of the full steps.
@@ -125,10 +127,11 @@ class SamplingSchedule:
             budget.
     """
 
-    def __init__(self, longest: int = LONGEST_WATCHED_PERIOD[""], shadows: bool = True) -> None:
+    def __init__(self, shadows: bool = True, own_ppm: int = 0) -> None:
+        self._longest = LONGEST_WATCHED_PERIOD if shadows else 4 * LONGEST_WATCHED_PERIOD
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=6, longest=LONGEST_FULL_PERIOD)
-        self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=2, longest=longest)
-        self._longest = longest
+        self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=2, longest=self._longest)
+        self._own_ppm = own_ppm
         self._step_ns = SHORT_NS  # a moving average
         self._limits_hold = (SHORT_NS // 2, _ANY_NS)  # the average: longer than, and up to
         self._lease_ppm = 0
@@ -136,6 +139,7 @@ class SamplingSchedule:
 
     def follow(self, lease_ppm: int) -> None:
         """Keeps watching within the budget of a lease (0: without one) from the step that starts now."""
+        lease_ppm = max(lease_ppm, self._own_ppm)
         if lease_ppm != self._lease_ppm:
             self._lease_ppm = lease_ppm
             self._allow(at_once=True)
@@ -159,8 +163,7 @@ class SamplingSchedule:
             0 if times == MOST_TIMES else SHORT_NS // (2 * times),
             _ANY_NS if times == 1 else SHORT_NS // times,
         )
-        if self._longest > 1:
-            self.watched.limit(self._longest * times)
+        self.watched.limit(self._longest * times)
         self.full.limit(max(LONGEST_FULL_PERIOD, FULL_PERIOD_TIMES * times))
 
     def _allow(self, at_once: bool = False) -> None:
@@ -208,17 +211,16 @@ class SamplingSchedule:
 def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = True) -> SamplingSchedule | None:
     """Returns the schedule of this process, with or without shadow steps; None if every step shall be full.
 
-    ``DDPWATCH_STEPS`` chooses: ``full`` records every step in full, ``all`` watches all steps but one in 32, and
-    ``few`` watches every fourth step rather than every second one where steps are short.
+    ``DDPWATCH_DETAIL`` chooses (see `detail_of_job`); ``full`` is for truth: not even one step in 32 is unwatched.
     """
-    wanted = environment.get("DDPWATCH_STEPS", "")
-    if wanted == "full":
+    if environment.get("DDPWATCH_DETAIL") == "full":
         return None
-    if wanted not in LONGEST_WATCHED_PERIOD:
-        _log.warning("DDPWATCH_STEPS is %r, which is not a valid choice; hint: few, all or full", wanted[:50])
-        wanted = ""
-    longest = LONGEST_WATCHED_PERIOD[wanted]
-    return SamplingSchedule(longest if shadows else 4 * longest, shadows)
+    try:
+        own_ppm = detail_of_job(environment, records=bool(environment.get("DDPWATCH_RECORD_DIR")))
+    except UsageError as error:
+        _log.warning("DDPWATCH_DETAIL: %s; hint: %s", error.message, error.hint)
+        own_ppm = 0
+    return SamplingSchedule(shadows, own_ppm)
 
 
 def is_sampled(step: int, period: int) -> bool:

@@ -25,7 +25,7 @@ from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, Hello, Layout, Mes
 FEWEST_STEPS = 5
 FULL = StepLimit(512, 4096, FEWEST_STEPS + 3)  # full steps, the newest: what bounds memory; more change no answer
 
-RECORD_MORE = "record more steps in full: DDPWATCH_STEPS=full, or attach a dashboard meanwhile"
+RECORD_MORE = "record more steps in full: --detail high"
 
 
 class RankStep(NamedTuple):

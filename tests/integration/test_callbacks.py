@@ -30,7 +30,7 @@ CLOSED_LATER = {"sharded": 1, "transformers": 1, "lightning": 1, "accelerate": 0
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     require(FRAMEWORKS)
     folder = tmp_path_factory.mktemp("callbacks")
-    environment = {"DDPWATCH_DIR": str(folder), "DDPWATCH_STEPS": "full", "DDPWATCH_RECORD": str(folder / "run.mcap")}
+    environment = {"DDPWATCH_DIR": str(folder), "DDPWATCH_DETAIL": "full", "DDPWATCH_RECORD": str(folder / "run.mcap")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "ddpwatch" / "job" / "path"), str(ROOT)])
     log = folder / "log"
     with Job(SCRIPTS / "callbacks.py", str(folder), log=log, preload=FRAMEWORKS, **environment) as job:

@@ -51,7 +51,7 @@ class Nodes:
         options += [f"--rdzv-conf={RENDEZVOUS},is_host={int(number == STORE)}", "--no-python"]
         # Torch's agents share one store across rounds only among those that were there in the first.
         about = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "GLOO_SOCKET_IFNAME": "eth0", "DDPWATCH_IFNAME": "mon0"}
-        about |= {"DDPWATCH_DIR": str(self._directory), "DDPWATCH_STEPS": "full"}
+        about |= {"DDPWATCH_DIR": str(self._directory), "DDPWATCH_DETAIL": "full"}
         self.torchruns[host.name] = Job(
             SCRIPTS / "torchrun_on_host.py",
             *(str(host.pid), *options, str(SCRIPTS / "hosts.py"), "-", str(self.folder)),

@@ -80,7 +80,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     hosts = linked(["alpha", "beta"], run_directory)
     pids = ",".join(str(host.pid) for host in hosts)
     arguments = (pids, str(folder))
-    environment = {"DDPWATCH_DIR": str(run_directory), "DDPWATCH_STEPS": "full"}
+    environment = {"DDPWATCH_DIR": str(run_directory), "DDPWATCH_DETAIL": "full"}
     try:
         with Job(SCRIPTS / "hosts.py", *arguments, log=folder / "log", ranks=4, **environment) as job:
             yield Setting(*hosts, job, folder)

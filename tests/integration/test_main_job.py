@@ -130,7 +130,7 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
     While somebody looks, steps are full at once, and again with the second collector: the same ones on both ranks.
     """
     file, state = tmp_path / "run.mcap", RunState()
-    with Job(TRAIN, *CALM, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
+    with Job(TRAIN, *CALM, *ENDLESS, "--record", str(file), log=tmp_path / "log", DDPWATCH_DETAIL="low") as job:
         info = the_run(job)
         with live(info) as source:
             frames = read_until(source, lambda seen: any(m.step > 64 for m in messages(seen, Step)), "some steps")

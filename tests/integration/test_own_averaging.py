@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.xdist_group("own averaging"), pytest.mark.seconds(15)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
-    with Job(SCRIPTS / "own_averaging.py", str(folder), log=folder / "log", DDPWATCH_STEPS="full") as job:
+    with Job(SCRIPTS / "own_averaging.py", str(folder), log=folder / "log", DDPWATCH_DETAIL="full") as job:
         assert job.wait() == 0, job.output()
     return folder
 

@@ -211,12 +211,12 @@ def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
-    return both(tmp_path_factory.mktemp("two"), 2, DDPWATCH_STEPS="full")  # every step in full
+    return both(tmp_path_factory.mktemp("two"), 2, DDPWATCH_DETAIL="full")  # every step in full
 
 
 @pytest.fixture(scope="module")
 def three_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
-    return both(tmp_path_factory.mktemp("three"), 3, "--quick", DDPWATCH_STEPS="all")  # full steps and shadows in turn
+    return both(tmp_path_factory.mktemp("three"), 3, "--quick", DDPWATCH_DETAIL="20%")  # full steps and shadows in turn
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Ou
 def sharded_on(path: Path, ranks: int) -> Outcome:
     plain, watched = path / "plain", path / "watched"
     for logs, switch in ((plain, "0"), (watched, "1")):
-        options = {"preload": COMPILERS, "DDPWATCH": switch, "DDPWATCH_STEPS": "full"}
+        options = {"preload": COMPILERS, "DDPWATCH": switch, "DDPWATCH_DETAIL": "full"}
         code = forked(ranks, logs, "safety_sharded.py", str(logs), **options)
         assert code == 0, (logs / "log").read_text()
     wait_for(lambda: is_closed(watched / "run.mcap"), "the recording is closed")

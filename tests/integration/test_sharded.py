@@ -33,7 +33,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sharded")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(folder))
-        patch.setenv("DDPWATCH_STEPS", "full")
+        patch.setenv("DDPWATCH_DETAIL", "full")
         for name, faults in {"alike": (), "late": LATE}.items():
             with Job(TRAIN, *MODEL, *faults, "--record", str(folder / f"{name}.mcap"), log=folder / name) as job:
                 assert job.wait() == 0, job.output()

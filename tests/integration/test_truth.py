@@ -44,7 +44,7 @@ def measured() -> list[Rows]:
 def rows_of_a_job(path: Path) -> Rows:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(path))
-        patch.setenv("DDPWATCH_STEPS", "full")  # every step in full
+        patch.setenv("DDPWATCH_DETAIL", "full")  # every step in full
         with Job(SCRIPTS / "truth.py", log=path / "log") as job:
             assert job.wait() == 0, job.output()
         lines = [json.loads(line[7:]) for line in job.output().splitlines() if line.startswith("RESULT ")]

@@ -27,7 +27,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
         skip("needs the right to create a time namespace")
     folder = tmp_path_factory.mktemp("clocks")
     arguments = (str(folder / "run.mcap"), str(AHEAD_S))
-    with Job(SCRIPTS / "two_clocks.py", *arguments, log=folder / "log", DDPWATCH_STEPS="full") as job:
+    with Job(SCRIPTS / "two_clocks.py", *arguments, log=folder / "log", DDPWATCH_DETAIL="full") as job:
         assert job.wait() == 0, job.output()
         wait_for(lambda: has_its_end(folder / "run.mcap"), "the recording has its end")
     return folder / "run.mcap"

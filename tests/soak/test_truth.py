@@ -123,7 +123,7 @@ def test_the_clocks_of_hosts_are_within_what_is_stated() -> None:
     with network(HOSTS) as hosts:
         (hosts.folder / "watch").touch()
         file = hosts.folder / "run.mcap"
-        with hosts.job("tests/soak/hosts_job.py", str(hosts.folder), str(file), DDPWATCH_STEPS="full") as job:
+        with hosts.job("tests/soak/hosts_job.py", str(hosts.folder), str(file), DDPWATCH_DETAIL="full") as job:
             job.look()
             job.pause(CLOCKS_S)
             (hosts.folder / "stop").touch()

@@ -19,6 +19,7 @@ from ddpwatch.doctor.check import Section
 from ddpwatch.doctor.report import document
 from ddpwatch.export import tables
 from ddpwatch.report.build import compare_recordings, report_of
+from ddpwatch.sampling.lease import DETAILS
 from ddpwatch.sampling.schedule import schedule_of
 from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.views import VIEWS
@@ -276,10 +277,10 @@ def test_the_settings_are_the_defaults() -> None:
 
 
 def test_the_ways_to_sample_exist(caplog: pytest.LogCaptureFixture) -> None:
-    described = text_of("docs/sampling.md").split("`DDPWATCH_STEPS`")[1].split("\n\n")[0]
-    assert names(described) == ["all", "few", "full"]
-    for name in names(described):
-        schedule_of({"DDPWATCH_STEPS": name})
+    described = rows(section("docs/sampling.md", "## Detail"))
+    assert [*described] == [*DETAILS, "2%", "full"]
+    for name in described:
+        schedule_of({"DDPWATCH_DETAIL": name})
     assert not caplog.records
 
 

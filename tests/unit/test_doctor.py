@@ -74,8 +74,8 @@ CASES: list[tuple[Check, State, str]] = [
     (runs.leftovers(0, []), "ok", "none"),
     (runs.leftovers(2, []), "ok", "2 dead runs"),
     (runs.leftovers(0, [PATH / "a.in"]), "warn", "a.in"),
-    (configuration.variable("DDPWATCH_STEPS", "few"), "ok", "=few"),
-    (configuration.variable("DDPWATCH_STEPS", "some"), "warn", "not a valid choice"),
+    (configuration.variable("DDPWATCH_DETAIL", "2%"), "ok", "=2%"),
+    (configuration.variable("DDPWATCH_DETAIL", "some"), "warn", "no detail: it is ignored"),
     (configuration.variable("DDPWATCH", "1"), "ok", "=1"),
     (configuration.variable("DDPWATCH", "0"), "warn", "off"),
     (configuration.variable("DDPWATCH", "off"), "warn", "watched all the same"),
@@ -143,7 +143,7 @@ def test_a_secret_is_not_printed() -> None:
 
 
 def test_a_misspelt_variable_gets_its_name() -> None:
-    assert configuration.variable("DDPWATCH_STEP", "few").hint == "did you mean DDPWATCH_STEPS?"
+    assert configuration.variable("DDPWATCH_DETAILS", "low").hint == "did you mean DDPWATCH_DETAIL?"
     assert configuration.variable("DDPWATCH_RECORD_MAXSIZE", "1G").hint == "did you mean DDPWATCH_RECORD_MAX_SIZE?"
     assert "DDPWATCH_DIR" in configuration.variable("DDPWATCH_ZZZZZZZZZZ", "").hint
 

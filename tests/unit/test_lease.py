@@ -9,7 +9,16 @@ import pytest
 
 from ddpwatch.errors import UsageError
 from ddpwatch.sampling import lease
-from ddpwatch.sampling.lease import LEASE_NS, LONGEST_NS, SIZE, Lease, LeasePage, parse_budget
+from ddpwatch.sampling.lease import (
+    LEASE_NS,
+    LONGEST_NS,
+    SIZE,
+    Lease,
+    LeasePage,
+    detail_name,
+    detail_of_job,
+    parse_detail,
+)
 
 NOW = 5_000_000_000
 
@@ -115,19 +124,38 @@ def test_a_page_is_new_and_a_rank_cannot_write_it(page: LeasePage, rank: Lease, 
 
 
 @pytest.mark.parametrize(
-    ("text", "ppm"), [("1", 10_000), ("0.5%", 5_000), ("0", 0), (" 100 % ", 1_000_000), ("1e-4", 1)]
+    ("text", "ppm"),
+    [
+        ("low", 0),
+        ("normal", 10_000),
+        ("high", 1_000_000),
+        ("1", 10_000),
+        ("0.5%", 5_000),
+        ("0", 0),
+        (" 100 % ", 1_000_000),
+        ("1e-4", 1),
+    ],
 )
-def test_a_budget_is_a_percentage(text: str, ppm: int) -> None:
-    assert parse_budget(text, looked_at=True) == parse_budget(text, looked_at=False) == ppm
+def test_a_detail_is_a_word_or_a_percentage(text: str, ppm: int) -> None:
+    assert parse_detail(text) == ppm
+    assert parse_detail(detail_name(ppm)) == ppm
 
 
-def test_without_one_a_viewer_that_nobody_looks_at_asks_for_nothing() -> None:
-    assert parse_budget(None, looked_at=True) == 10_000
-    assert parse_budget(None, looked_at=False) == 0
+@pytest.mark.parametrize(
+    ("environment", "records", "ppm"),
+    [
+        ({}, False, 0),
+        ({}, True, 10_000),
+        ({"DDPWATCH_DETAIL": "low"}, True, 0),
+        ({"DDPWATCH_DETAIL": "2"}, False, 20_000),
+    ],
+)
+def test_a_recording_asks_for_what_a_viewer_would(environment: dict[str, str], records: bool, ppm: int) -> None:
+    assert detail_of_job(environment, records) == ppm
 
 
 @pytest.mark.parametrize("text", ["", "-1", "101", "nan", "inf", "one", "1 0"])
 def test_anything_else_is_refused_with_a_hint(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a percentage") as caught:
-        parse_budget(text, looked_at=True)
-    assert "0 to 100" in caught.value.hint
+    with pytest.raises(UsageError, match="is no detail") as caught:
+        parse_detail(text)
+    assert "low, normal, high" in caught.value.hint

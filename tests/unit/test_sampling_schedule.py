@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from zlib import crc32
 
 import pytest
@@ -111,9 +112,9 @@ def test_a_period_does_not_flutter() -> None:
     assert taught(int(1.5 * BUDGET * 100 * MS / COST_PER_OWN), 100 * MS, period).value == 4
 
 
-def costing(shadow: float, full: float, longest: int = 2) -> SamplingSchedule:
+def costing(shadow: float, full: float) -> SamplingSchedule:
     """A schedule that has learnt what a shadow step costs, and what a full one adds, as shares of a step of 100 ms."""
-    schedule = SamplingSchedule(longest)
+    schedule = SamplingSchedule()
     for _ in range(STEPS_PER_DECISION):
         schedule.learn("shadow", round(shadow * 100 * MS / 2), 100 * MS)
         schedule.learn("ok", round(full * 100 * MS / 6), 100 * MS)
@@ -210,20 +211,33 @@ def watched_of(schedule: SamplingSchedule | None) -> list[int]:
     return [step for step in range(UNWATCHED_PERIOD, 64_000) if not schedule.is_unwatched(step)]
 
 
-@pytest.mark.parametrize(("wanted", "period"), [("", 2), ("few", 4), ("all", 1)])
-def test_more_and_less_can_be_asked_for(wanted: str, period: int, caplog: pytest.LogCaptureFixture) -> None:
-    watched = watched_of(schedule_of({"DDPWATCH_STEPS": wanted}))
-    assert 64_000 / period * 30 / 32 < len(watched) <= 64_000 / period
+@pytest.mark.parametrize(
+    ("detail", "full"), [("", 1 / 64), ("low", 1 / 64), ("normal", 1 / 8), ("2%", 1 / 4), ("high", 31 / 32)]
+)
+def test_a_detail_without_a_viewer(detail: str, full: float, caplog: pytest.LogCaptureFixture) -> None:
+    """Of steps of 10 ms, with the cost that was measured."""
+    job = Simulated(0.1, 0.3, {"DDPWATCH_DETAIL": detail}).run(16_384, 10)
+    assert job.share("f") == pytest.approx(full, rel=0.05)
     assert not caplog.messages
+
+
+def test_a_lease_gives_no_less_than_the_job_s_own_detail() -> None:
+    job = Simulated(0.1, 0.3, {"DDPWATCH_DETAIL": "high"})
+    job.lease_ppm = 10_000
+    assert job.run(16_384, 10).share("f") == pytest.approx(31 / 32)
+
+
+def test_rank_files_are_recordings_which_ask_for_more() -> None:
+    assert Simulated(0.1, 0.3, {"DDPWATCH_RECORD_DIR": "/tmp"}).run(16_384, 10).share("f") == pytest.approx(1 / 8)
 
 
 def test_everything_can_be_asked_for_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    assert schedule_of({"DDPWATCH_STEPS": "full"}) is None
+    assert schedule_of({"DDPWATCH_DETAIL": "full"}) is None
     assert not caplog.messages
-    assert watched_of(schedule_of({"DDPWATCH_STEPS": "most"})) == watched_of(schedule_of({}))
+    assert watched_of(schedule_of({"DDPWATCH_DETAIL": "most"})) == watched_of(schedule_of({}))
     (message,) = caplog.messages
     assert "'most'" in message
-    assert "few, all or full" in message
+    assert "low, normal, high" in message
 
 
 @pytest.mark.parametrize("step_ns", [50 * MS, 100 * MS, 250 * MS, 1000 * MS])
@@ -235,18 +249,24 @@ def test_of_twenty_steps_enough_are_watched_to_name_a_rank(step_ns: int) -> None
         assert sum(not schedule.is_unwatched(step) for step in range(first, first + 18)) >= 8
 
 
+NOTHING_SET: Mapping[str, str] = {}
+
+
 class Simulated:
     """A rank whose steps cost what they are said to cost (ms): a shadow step, and a full one in addition to that."""
 
-    def __init__(self, shadow_ms: float, full_ms: float, wanted: str = "", shadows: bool = True) -> None:
-        schedule = schedule_of({"DDPWATCH_STEPS": wanted}, shadows)
+    def __init__(
+        self, shadow_ms: float, full_ms: float, environment: Mapping[str, str] = NOTHING_SET, shadows: bool = True
+    ) -> None:
+        schedule = schedule_of(environment, shadows)
         assert schedule is not None
-        self.schedule, self.number = schedule, 0
+        self.schedule, self.number, self.lease_ppm = schedule, 0, 0
         self._cost = {"-": 0.0, "s": shadow_ms, "f": full_ms}
         self.levels: dict[int, str] = {}
 
     def run(self, steps: int, step_ms: float) -> Simulated:
         for number in range(self.number, self.number + steps):
+            self.schedule.follow(self.lease_ppm)
             (level,) = levels(self.schedule, range(number, number + 1))
             self.levels[number] = level
             own_ms = self._cost[level] / {"-": 1, "s": 2, "f": 6 if self.schedule._shadows else 2}[level]
@@ -273,12 +293,10 @@ def test_the_budget_is_kept_where_steps_are_short(step_ms: float) -> None:
 
 
 @pytest.mark.parametrize("step_ms", SHORT_MS)
-@pytest.mark.parametrize(("wanted", "shadows", "per_s"), [("", True, 10), ("few", True, 5), ("", False, 2.5)])
-def test_however_dear_enough_steps_per_second_are_watched(
-    step_ms: float, wanted: str, shadows: bool, per_s: float
-) -> None:
-    """10, half of that with `few`, a quarter without shadow steps; and a full one per second, or one of 64."""
-    job = Simulated(5, 20, wanted, shadows).run(16_384, step_ms)
+@pytest.mark.parametrize(("shadows", "per_s"), [(True, 10), (False, 2.5)])
+def test_however_dear_enough_steps_per_second_are_watched(step_ms: float, shadows: bool, per_s: float) -> None:
+    """10, a quarter without shadow steps; and a full one per second, or one of 64."""
+    job = Simulated(5, 20, shadows=shadows).run(16_384, step_ms)
     assert per_s <= job.share("sf") * 1000 / step_ms <= (2.01 * per_s if step_ms > 1 else 8 * per_s)
     full = job.share("f") * 1000 / step_ms
     assert full > 1 or job.share("f") >= 1 / LONGEST_FULL_PERIOD
@@ -286,7 +304,7 @@ def test_however_dear_enough_steps_per_second_are_watched(
 
 @pytest.mark.parametrize("step_ms", SHORT_MS)
 def test_all_steps_can_be_watched_however_short(step_ms: float) -> None:
-    assert Simulated(5, 20, "all").run(16_384, step_ms).share("sf") == 1 - 1 / UNWATCHED_PERIOD
+    assert Simulated(5, 20, {"DDPWATCH_DETAIL": "high"}).run(16_384, step_ms).share("sf") == 1 - 1 / UNWATCHED_PERIOD
 
 
 def test_when_steps_become_long_most_are_watched_soon() -> None:
