@@ -169,14 +169,15 @@ class ReportBuilder:
 
     Args:
         expected: How many ranks will send a step, where that is fewer than the run has.
+        source: The recording, for commands that read it.
     """
 
-    def __init__(self, expected: int | None = None) -> None:
+    def __init__(self, expected: int | None = None, source: str = "") -> None:
         self.ranks: dict[int, RankSamples] = {}
         self.end: Bye | None = None
         self.collector_restarts = 0
         self._budget: float | None = None  # the greatest
-        self._run = Run(expected)
+        self._run = Run(expected, source=source)
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
         self._off = TurnedOff()

@@ -37,6 +37,7 @@ class Run:
     Args:
         expected: How many ranks will send a step, where that is fewer than the run has.
         diagnosed: Whether to make the diagnosis.
+        source: The recording, for commands that read it.
         kept: Takes each step as soon as one rank has sent it. Frames that come for a step after it was closed are added
             to what is kept of it, and dropped if it is no longer kept. None: such frames make a step of their own.
 
@@ -47,12 +48,14 @@ class Run:
         newest: By rank, the number of its newest step among all ranks, which may count otherwise.
     """
 
-    def __init__(self, expected: int | None = None, diagnosed: bool = True, kept: KeptSteps | None = None) -> None:
+    def __init__(
+        self, expected: int | None = None, diagnosed: bool = True, kept: KeptSteps | None = None, source: str = ""
+    ) -> None:
         self.groups = Groups()
         self.layouts = Layouts(self.groups)
         self.clocks = ClockDomains()
         self.newest: dict[int, int] = {}
-        self._diagnosis = Diagnosis(self.layouts, self.groups) if diagnosed else None
+        self._diagnosis = Diagnosis(self.layouts, self.groups, source) if diagnosed else None
         self._matcher = StepMatcher(self.groups.members)
         self._selected = expected
         self._kept = kept

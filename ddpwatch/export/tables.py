@@ -176,6 +176,7 @@ class IncidentRow:
     gain: float | None
     open: bool
     message: str
+    next_step: str
     evidence: str
 
 

@@ -80,7 +80,7 @@ def _rare_collections() -> Iterator[None]:
 
 def _report_of(recording: Recording, chosen: Selection, drawn: Drawn | None) -> Report:
     recording.check(chosen)
-    builder = ReportBuilder(_expected(chosen))
+    builder = ReportBuilder(_expected(chosen), str(recording.path))
     for message, envelope in recording.select(chosen):
         steps = builder.apply_message(message, envelope.received_ns)
         if drawn is not None:
@@ -142,7 +142,7 @@ def compare_recordings(
 
 
 def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) -> ComparedRun:
-    recording, run = Recording(path), Run(_expected(selection))
+    recording, run = Recording(path), Run(_expected(selection), source=str(path))
     recording.check(selection)
     for across in run.steps(recording.select(selection)):
         series.add_step(across)

@@ -75,7 +75,7 @@ def _lost(report: Report) -> dict[str, object]:
 def _incident(row: IncidentFigures) -> dict[str, object]:
     return {
         "kind": row.kind, "severity": row.severity, "message": row.message, "facts": worst.facts(row),
-        "details": worst.details(row), "evidence": worst.evidence(row),
+        "details": worst.details(row), "evidence": worst.evidence(row), "next": f"next: {row.next_step}",
         "since": row.since_step, "until": row.until_step,
     }  # fmt: skip
 

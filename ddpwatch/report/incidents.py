@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
@@ -18,7 +17,6 @@ from ddpwatch.errors import DdpwatchError, UsageError
 
 MOST_INCIDENTS = 20
 ANY = "any"
-_EVIDENCE_ELSEWHERE = ("stacks", "call_sites", "no_stack")
 
 
 def shown(incidents: Sequence[IncidentFigures]) -> tuple[Sequence[IncidentFigures], str]:
@@ -47,7 +45,8 @@ def _when(row: IncidentFigures) -> str:
         return ""
     if since == until:
         return f"step {since}"
-    return f"steps {since}–{until}" + (f" (seen in {count})" if 0 < count <= until - since else "")
+    times = f", {row.occurrences} times" if row.occurrences > 1 else ""
+    return f"steps {since}–{until}{times}" + (f" (seen in {count})" if 0 < count <= until - since else "")
 
 
 def details(row: IncidentFigures) -> list[str]:
@@ -55,21 +54,14 @@ def details(row: IncidentFigures) -> list[str]:
     return [*([f"cause: {row.device}"] if row.device else []), *stack_lines(row.ranks, row.evidence)]
 
 
-def evidence(row: IncidentFigures) -> str:
-    """Returns the figures that an incident rests on."""
-    return ", ".join(f"{key} {value}" for key, value in _flat(msgspec.to_builtins(row.evidence)))
+def lines_below(row: IncidentFigures) -> list[str]:
+    """Returns these lines, and what to do next."""
+    return [*details(row), f"next: {row.next_step}"]
 
 
-def _flat(evidence: Mapping[object, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in evidence.items():
-        if key in _EVIDENCE_ELSEWHERE:
-            continue
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key} ")
-        elif isinstance(value, (list, tuple)):
-            yield f"{prefix}{key}", " ".join(map(str, value))
-        elif value is not None:
-            yield f"{prefix}{key}", f"{value:.4g}" if isinstance(value, float) else str(value)
+def evidence(row: IncidentFigures) -> list[str]:
+    """Returns the figures that an incident rests on, in a sentence each."""
+    return evidence_sentences(row.evidence, row.steps, row.occurrences)
 
 
 def parse_kinds(text: str) -> frozenset[str]:

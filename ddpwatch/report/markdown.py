@@ -52,7 +52,7 @@ def _incidents(report: Report) -> list[str]:
     lines = []
     for row in found:
         lines.append(f"- **{row.kind}** ({row.severity}): {plain(row.message)} · {plain(worst.facts(row))}")
-        lines += [f"  - {plain(line.strip())}" for line in worst.details(row)]
+        lines += [f"  - {plain(line.strip())}" for line in worst.lines_below(row)]
     return [*lines, *([f"- {more}"] if more else [])] or [plain(report.verdict.text)]
 
 

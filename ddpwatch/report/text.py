@@ -89,7 +89,7 @@ def _incidents(report: Report) -> list[str]:
     lines = ["Incidents"] if found else ["Incidents", clean(report.verdict.text)]
     for row in found:
         lines.append(f"[{row.severity}] {row.kind}: {clean(row.message)} · {worst.facts(row)}")
-        lines += [f"    {clean(line)}" for line in worst.details(row)]
+        lines += [f"    {clean(line)}" for line in worst.lines_below(row)]
     return [*lines, *([more] if more else [])]
 
 

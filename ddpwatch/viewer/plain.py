@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, cost_text, lost_text, message_text, steps_text
+from ddpwatch.analysis.diagnosis.words.incident_news import (
+    IncidentNews,
+    News,
+    cost_text,
+    lost_text,
+    message_text,
+    steps_text,
+)
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.kept_steps import KEPT
@@ -78,7 +85,7 @@ class RunLines:
         state = self.state
         incidents = state.diagnosis.incidents()
         news = self._news.take_incidents(incidents, state.now_ns)
-        changes = [f"{INDENT}{clean(item.text)}" for item in news if item.incident.severity != "info"]
+        changes = [line for item in news if item.incident.severity != "info" for line in _news_lines(item)]
         return [*self._pointer(), *self._untested_torch(), *changes, line(state, incidents)]
 
     def _pointer(self) -> list[str]:
@@ -108,7 +115,18 @@ class RunLines:
         incidents, lost = diagnosis.incidents(), lost_text(diagnosis.lost())
         rows = [[row.kind, _ranks(row), steps_text(row), cost_text(row), clean(message_text(row))] for row in incidents]
         heading = f"incidents{stretch}: {len(rows)}" + (f"; {lost}" if lost else "")
-        return [heading, *_aligned(rows)] if self.state.steps else []
+        lines = [
+            line
+            for row, incident in zip(_aligned(rows), incidents, strict=True)
+            for line in (row, f"      next: {clean(incident.next_step)}")
+        ]
+        return [heading, *lines] if self.state.steps else []
+
+
+def _news_lines(news: News) -> list[str]:
+    """Returns what is new, and what to do about what has started."""
+    step = f"{INDENT}next: {clean(news.incident.next_step)}"
+    return [f"{INDENT}{clean(news.text)}", *([step] if news.what == "started" else [])]
 
 
 def _ranks(incident: Incident) -> str:
@@ -287,7 +305,8 @@ def replay_lines(
         speed = 1.0
     while True:
         lead_in = recording.lead_in(from_ns, KEPT.of(recording.world_size), EVERY_S)
-        print_lines(recording.select(lead_in), from_ns, speed, sleep, "" if lead_in.everything else " from here on")
+        stretch = "" if lead_in.everything else " from here on"
+        print_lines(recording.select(lead_in), from_ns, speed, sleep, stretch, str(recording.path))
         if recording.skipped:
             _narrate(f"frames left out: {recording.skipped}, damaged or of a type unknown to this version of ddpwatch")
         if recording.cut_tail:
@@ -302,6 +321,7 @@ def print_lines(
     speed: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
     stretch: str = "",
+    source: str = "",
 ) -> None:
     """Prints lines for every `EVERY_S` of receive time, and the incidents at the end; see `replay_lines`.
 
@@ -311,9 +331,11 @@ def print_lines(
         speed: See `replay_lines`.
         sleep: See `replay_lines`.
         stretch: See `RunLines.closing`.
+        source: The recording, for commands that read it.
     """
     run, printed_ns = RunLines(), from_ns
     state = run.state
+    state.diagnosis.places.source = source
 
     def print_line() -> None:
         if speed is not None:

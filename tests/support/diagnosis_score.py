@@ -106,7 +106,7 @@ def play(job: Job) -> Result:
         result.engine_ns += time.thread_time_ns() - started
         result.rank_steps += job.shape.world
         look(diagnosis, result.scores, played.number, watched, job.shape.world)
-    result.incidents = diagnosis.incidents()
+    result.incidents = diagnosis.spells()
     for score in result.scores:
         score.latest = latest(score.truth, np.array(watched))
         score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
@@ -188,7 +188,7 @@ def look(diagnosis: Diagnosis, scores: Iterable[Score], step: int, watched: Sequ
     for score in scores:
         passed = step - score.truth.since
         due = passed >= 0 and (passed < LOOK_STEPS or passed % LOOK_EVERY == 0)
-        if due and score.named_after is None and matching(score.truth, diagnosis.incidents(), world):
+        if due and score.named_after is None and matching(score.truth, diagnosis.spells(), world):
             score.named_after = passed + 1, sum(watched[score.truth.since :])
 
 

@@ -100,7 +100,7 @@ def test_the_page_has_the_incidents_of_the_report(tmp_path: Path) -> None:
     assert [row["message"] for row in data["incidents"]] == [row["message"] for row in data["report"]["incidents"]]
     death = next(row for row in data["incidents"] if row["kind"] == "death")
     assert (death["since"], death["until"]) == (39, 39)
-    assert "reason exception" in death["evidence"]
+    assert any("rank 1 died of an exception (RuntimeError: " in text for text in death["evidence"])
     assert " % exposed transfer" in data["lost"]["sentence"]
     assert sum(data["lost"]["bar"].values()) == pytest.approx(1, abs=0.01)
 

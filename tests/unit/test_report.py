@@ -71,7 +71,7 @@ def row(kind: str = "straggler", severity: str = "warning", **changes: Any) -> I
         "kind": kind, "severity": severity, "ranks": [1], "phase": "backward", "param": None, "module": None,
         "bucket": None, "device": None, "since_step": 3, "until_step": 9, "steps": 7, "period": None, "seconds": 1.5,
         "share": 0.02, "gain": None, "open": False, "message": f"rank 1: {kind}", "evidence": Evidence(),
-        "occurrences": 1,
+        "occurrences": 1, "next_step": f"look at {kind}",
     }  # fmt: skip
     return IncidentFigures(**{**about, **changes})
 
@@ -160,7 +160,8 @@ def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: Repor
         "      /a/t.py:90 in main",
         "    rank 2: no stack, it is silent",
     ]
-    assert text[first + 7].startswith("[warning] straggler: rank 1: straggler · step 5 · every 4th step · ")
+    assert text[first + 7] == "    next: look at hang"
+    assert text[first + 8].startswith("[warning] straggler: rank 1: straggler · step 5 · every 4th step · ")
 
 
 def test_only_the_worst_incidents_are_listed(report: Report) -> None:

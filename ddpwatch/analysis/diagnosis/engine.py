@@ -27,6 +27,7 @@ from ddpwatch.analysis.diagnosis.rules.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.rules.rules import Rules
 from ddpwatch.analysis.diagnosis.standing import Standing, is_costly, rejoined
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
+from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step, next_step_for
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.launch_skew import common_keys
@@ -62,10 +63,15 @@ class Diagnosis:
     Args:
         names: Of buckets and parameters, for sentences.
         groups: The run's process groups, kept up to date by the caller; None if only steps and marks will come.
+        source: The recording, for commands that read it.
+
+    Attributes:
+        places: Where the job's ranks can be looked at, and what ``ddpwatch whatif`` can read of it.
     """
 
-    def __init__(self, names: LayerNames | None = None, groups: Groups | None = None) -> None:
+    def __init__(self, names: LayerNames | None = None, groups: Groups | None = None, source: str = "") -> None:
         self._names = names
+        self.places = JobPlaces(source)
         self._now_ns = 0
         self._ledger = Ledger()
         self._groups: dict[_Watch, GroupLateness] = {}
@@ -112,9 +118,11 @@ class Diagnosis:
             self._devices.add_rank_sample(message)
         elif isinstance(message, Hello):
             self._placement.add_hello(message)
+            self.places.add_hello(message)
             self._liveness.add_hello(message.rank, received_ns)
         elif isinstance(message, Bye):
             self._liveness.add_bye(message, received_ns)
+            self.places.add_bye(message)
         elif isinstance(message, Stack):
             self._liveness.add_stack(message)
         elif isinstance(message, Node):
@@ -321,11 +329,16 @@ class Diagnosis:
     def incidents(self) -> list[Incident]:
         """Returns what went wrong so far: errors first, then what costs most."""
         found = self._standing.judged(self._rejoined(), self._step)
+        found = [replace(incident, next_step=next_step(incident, self.places)) for incident in found]
         return sorted(found, key=lambda incident: (SEVERITIES.index(incident.severity), -incident.cost_ns))
 
+    def spells(self) -> list[Incident]:
+        """Returns it host by host, and each time that it came by itself."""
+        return by_host(self._look().found, self._placement.hosts)
+
     def _rejoined(self) -> list[Incident]:
-        """Returns it host by host, those that came back as one, with their shares of the run."""
-        found = rejoined(by_host(self._look().found, self._placement.hosts))
+        """Returns what came back as one, with its share of the run."""
+        found = rejoined(self.spells())
         total = self._ledger.rank_ns + sum(map(_not_in_steps, found))
         return [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
 
@@ -373,7 +386,8 @@ class Diagnosis:
             watched=ledger.watched_ns / total if total else None,
             ranks=ledger.ranks,
         )
-        return replace(lost, costly=is_costly(lost.share, self._standing.costly))
+        is_much = is_costly(lost.share, self._standing.costly)
+        return replace(lost, costly=is_much, next_step=next_step_for(lost, self.places))
 
 
 class _Look(NamedTuple):

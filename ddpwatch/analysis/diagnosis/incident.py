@@ -47,6 +47,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         process: Those of the rank's process.
         also: Other causes, as text.
         rank: The rank whose device it is, if only one of those in question has it.
+        busy: Processes that had the host's cores, if some rank had to wait for one; busiest first.
     """
 
     cause: str
@@ -58,6 +59,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     process: Mapping[str, float] | None = None
     also: Sequence[str] | None = None
     rank: int | None = None
+    busy: Sequence[str] | None = None
 
 
 class DeniedTime(msgspec.Struct, frozen=True):
@@ -155,6 +157,7 @@ class Incident:
         counts: Whether it lasts, or did a few steps ago, and costs enough to be the verdict
             (`ddpwatch.analysis.diagnosis.standing`); in ``foremost`` whether it is what the verdict was about.
         message: One sentence, without the cost.
+        next_step: What to do about it.
         evidence: Figures that it rests on.
     """
 
@@ -179,6 +182,7 @@ class Incident:
     spells: tuple[tuple[int, int], ...] = ()
     counts: bool = False
     foremost: bool = False
+    next_step: str = ""
     evidence: Evidence = field(default_factory=Evidence)
 
     @property
@@ -222,6 +226,7 @@ class LostTime:
         watched: The share of the time that was split by its own stamps. Unwatched steps are split like watched ones.
         ranks: Of how many ranks.
         costly: Whether so much is lost that it is worth a word.
+        next_step: What to do about most of it.
     """
 
     rank_ns: int = 0
@@ -229,6 +234,7 @@ class LostTime:
     watched: float | None = None
     ranks: int = 0
     costly: bool = False
+    next_step: str = ""
 
     @property
     def share(self) -> float | None:

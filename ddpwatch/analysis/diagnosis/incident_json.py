@@ -61,6 +61,7 @@ class IncidentFigures(Figures, frozen=True):
     gain: float | None
     open: bool
     message: str
+    next_step: str
     evidence: Evidence
 
 
@@ -87,6 +88,7 @@ def incident_row(incident: Incident, names: LayerNames | None = None) -> Inciden
         gain=incident.gain,
         open=incident.open,
         message=incident.message,
+        next_step=incident.next_step,
         evidence=incident.evidence,
     )
 

@@ -7,6 +7,7 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, share_text
+from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.verdict import Severity
 from ddpwatch.common.text import UNKNOWN, ms, percent, size, three_digits, with_unit
 from ddpwatch.recording.seek import duration_text
@@ -28,6 +29,7 @@ _SIGNS: dict[Severity, tuple[str, str]] = {
 }
 _ROOMY = 100
 MOST_VERDICT_ROWS = 4
+MOST_NEXT_ROWS = 2
 SPARK_CELLS = (SPARK_STEPS, 12, 8, 5)
 
 
@@ -258,15 +260,17 @@ def _slowest(model: Overview, spark: str) -> Field:
 
 
 def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
-    """Returns the verdict, wrapped to the height, and below it what there is room for of `line_below`."""
+    """Returns the verdict, wrapped to the height, and below it what there is room for: `line_below`, `next_lines`."""
     canvas = Canvas(width, height)
     sign, style = _SIGNS[model.verdict.severity]
     canvas.put(1, 0, sign, style)
     lines = verdict_lines(model, width, height)
     for y, line in enumerate(lines):
         canvas.put(3, y, line, style if model.verdict.severity in ("warn", "bad") else "text")
-    if len(lines) < height:
-        canvas.put_runs(3, len(lines), line_below(model, width))
+    below = line_below(model, width)
+    canvas.put_runs(3, len(lines), below)
+    for y, line in enumerate(next_lines(model, width), start=len(lines) + bool(below)):
+        canvas.put(3, y, line, "strong")
     return canvas.rows()
 
 
@@ -274,6 +278,12 @@ def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) ->
     """Returns the verdict, wrapped to the width."""
     kind = "hang: " if model.verdict.kind == "hang" else ""
     return wrap(shorten_name(kind + model.verdict.text, 400), width - 4, most)
+
+
+def next_lines(model: Overview, width: int) -> list[str]:
+    """Returns what to do next, wrapped to the width."""
+    text = on_screen(model.verdict.next_step)
+    return wrap(shorten_name(f"next: {text}", 400), width - 4, MOST_NEXT_ROWS) if text else []
 
 
 def line_below(model: Overview, width: int) -> Row:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.incident_news import (
     cost_text,
     message_text,
@@ -13,9 +14,10 @@ from ddpwatch.analysis.diagnosis.words.incident_news import (
     share_text,
     steps_text,
 )
+from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines, without
-from ddpwatch.common.text import UNKNOWN, percent, spans, three_digits
+from ddpwatch.common.text import UNKNOWN, percent, spans
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident
 from ddpwatch.tui.models.log import style_of
 from ddpwatch.tui.paint.canvas import Canvas, Row
@@ -26,7 +28,6 @@ _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
 _WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
 _LEAST_ROWS = 4  # of the list, before its details get any
 _ROOMY = 110
-_ELSEWHERE = ("stacks", "call_sites", "no_stack", "device", "ends")
 
 
 def letter(incident: Incident) -> tuple[str, str]:
@@ -127,8 +128,10 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> 
         lines.append((f"{without(incident)}, {would} {share_text(incident.gain)} shorter", "text"))
     cause = shorten_name(incident.device and f"cause: {incident.device}", 400)
     lines += [(line, "warn") for line in wrap(cause, width - 2, 2)]
+    then = shorten_name(incident.next_step and f"next: {on_screen(incident.next_step)}", 400)
+    lines += [(line, "strong") for line in wrap(then, width - 2, 3)]
     lines += [(_end_of(line, width - 2), "text") for line in stack_lines(incident.ranks, incident.evidence)]
-    lines += [(line, "dim") for line in flow(_evidence(incident), width - 2, 3)]
+    lines += [(line, "dim") for line in flow(_evidence(incident), width - 2, 4)]
     shown = [(text, style) for text, style in lines if text]
     for at, (text, style) in enumerate(shown[: max(canvas.height - y - 1, 0)], start=y + 1):
         canvas.put(1, at, text, style)
@@ -149,29 +152,16 @@ def _when(row: ListedIncident, ended: bool) -> str:
     return "over" if since is None else f"over, {'steps' if '–' in steps else 'step'} {steps}"
 
 
+def _evidence(incident: Incident) -> list[str]:
+    found = evidence_sentences(incident.evidence, incident.steps, incident.occurrences)
+    return [shorten_name(text, 200) for text in found]
+
+
 def _end_of(line: str, width: int) -> str:
     """Returns a call with the end of its path, which says more than the start."""
     name = shorten_name(line.lstrip(), 400)
     lead = " " * (len(line) - len(line.lstrip()))
     return lead + (name if len(lead + name) <= width else f"…{name[len(lead + name) - width + 1 :]}")
-
-
-def _evidence(incident: Incident) -> list[str]:
-    known = [(key, value) for key, value in incident.evidence.known().items() if key not in _ELSEWHERE]
-    watched = [("struck", f"{incident.steps} step{'' if incident.steps == 1 else 's'}")] if incident.steps else []
-    figures = [f"{key.removesuffix('_ms').replace('_', ' ')} {_value(key, value)}" for key, value in known]
-    return [shorten_name(text, 200) for text in (*(f"{key} {value}" for key, value in watched), *figures)]
-
-
-def _value(key: str, value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_value('', item)}" for name, item in value.items()) or UNKNOWN
-    if isinstance(value, (list, tuple)):
-        if all(isinstance(item, int) for item in value):
-            return spans(sorted(value), 16)
-        return ", ".join(map(str, value[:16])) + (" …" if len(value) > 16 else "")
-    text = three_digits(value) if isinstance(value, float) else str(value)
-    return f"{text} ms" if key.endswith("_ms") else text
 
 
 # -- the strip -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from ddpwatch.common.text import UNKNOWN
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.paint.header import line_below, paint_header, paint_verdict, verdict_lines
+from ddpwatch.tui.paint.header import line_below, next_lines, paint_header, paint_verdict, verdict_lines
 from ddpwatch.tui.paint.screen_layout import Box
 from ddpwatch.tui.paint.waiting import paint_waiting
 from ddpwatch.tui.text import shorten
@@ -42,7 +42,8 @@ def verdict_rows(model: Overview, width: int, height: int) -> int:
     """Returns rows for the verdict: as many as it needs; on a narrow screen two, so that the body stays in place."""
     if height < SMALL:
         return 1 if height >= 5 else 0
-    return max(len(verdict_lines(model, width)) + bool(line_below(model, width)), 1 if width >= ONE_LINE else 2)
+    rows = len(verdict_lines(model, width)) + bool(line_below(model, width)) + len(next_lines(model, width))
+    return max(rows, 1 if width >= ONE_LINE else 2)
 
 
 def no_step(width: int, height: int, what: str = "no step yet") -> list[Row]:

@@ -30,6 +30,7 @@ class Verdict:
         rank, bucket: Which ones are to blame, if any.
         ranks: All that are to blame.
         peers: Whom these were compared with, if that is known.
+        next_step: What to do about it; empty if there is nothing to do.
         incident: What it is about, if it is an incident that lasts, ended the run, or harmed it for good.
     """
 
@@ -41,6 +42,7 @@ class Verdict:
     ranks: tuple[int, ...] = ()
     peers: tuple[int, ...] = ()
     incident: Incident | None = None
+    next_step: str = ""
 
 
 def verdict(
@@ -79,7 +81,8 @@ def verdict(
     else:
         found = _healthy(summary, incidents, ranks, world_size, issued)
         if found.severity == "ok" and lost is not None and lost.costly:
-            found = Verdict("lost", "warn", f"{lost_text(lost, of='the run')}; no incident lasts{_past(incidents)}")
+            text = f"{lost_text(lost, of='the run')}; no incident lasts{_past(incidents)}"
+            found = Verdict("lost", "warn", text, next_step=lost.next_step)
     return _prefixed(found, finished_steps, end)
 
 
@@ -91,7 +94,7 @@ def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
         unseen: The ranks whose hosts are not connected, at least one.
     """
     is_theirs = bool(found.ranks) and set(found.ranks) <= set(unseen)
-    if not (is_theirs or found.severity in ("none", "ok")):
+    if not (is_theirs or found.severity in ("none", "ok") or found.kind == "lost"):
         return found
     ranks = tuple(sorted(unseen))
     are, their = ("is", "its") if len(ranks) == 1 else ("are", "their")
@@ -118,7 +121,8 @@ def of_incident(incident: Incident) -> Verdict:
     severity: Severity = "bad" if incident.severity == "error" or KINDS[incident.kind].blames else "warn"
     ranks, peers = _blamed(incident), tuple(incident.evidence.group or ())
     rank = ranks[0] if len(ranks) == 1 else None
-    return Verdict(incident.kind, severity, text, rank, incident.bucket, ranks, peers, incident)
+    about = (rank, incident.bucket, ranks, peers, incident, incident.next_step)
+    return Verdict(incident.kind, severity, text, *about)
 
 
 def _blamed(incident: Incident) -> tuple[int, ...]:

@@ -1,0 +1,153 @@
+"""What an incident rests on, in sentences with units: one for each field of the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, End, Evidence
+from ddpwatch.analysis.diagnosis.words.wording import how_ended, ms_named, ranks_named, where_ended
+from ddpwatch.common.text import percent, size, three_digits
+
+ELSEWHERE: Final = ("stacks", "call_sites", "no_stack")  # `wording.stack_lines` shows these
+_WHY: Final = {
+    "behind": "blamed because others have issued more collectives",
+    "elsewhere": "blamed because it does something else, while others wait for it",
+    "silent": "blamed because nothing comes from it",
+    "finished": "the others wait for ranks that have finished",
+    "crossed": "nobody is blamed: each waits in another group",
+    "unknown": "nobody is blamed: no rank is behind",
+    "mismatch": "ranks wait for each other in different collectives",
+}
+_PLACES: Final = {"middle": "most of it is a bucket in the middle"}
+_SHARES: Final = {  # of the time, by the name of a device's figure
+    "wait": "a thread that wanted a core waited for one {} of the time",
+    "run": "its threads ran {} of the time",
+    "lost_clock": "{} of the highest clock was lost",
+    "steal": "{} of the CPU time went to other guests of the hypervisor",
+    "cgroup_throttled": "the CPU limit was reached in {} of its periods",
+    "cpu_pressure": "some thread waited for a core {} of the time",
+    "memory_pressure": "some thread waited for memory {} of the time",
+}
+_RATES: Final = {
+    "preempted_s": "its threads lost their core {} times a second",
+    "net_rx_errors_s": "{} receive errors a second", "net_tx_errors_s": "{} transmit errors a second",
+    "net_rx_drops_s": "{} incoming packets dropped a second", "net_tx_drops_s": "{} outgoing packets dropped a second",
+    "new_ecc_errors": "{} uncorrected memory errors a sample", "clock_mhz": "its clock ran at {} MHz",
+    "max_clock_mhz": "its highest clock is {} MHz",
+}  # fmt: skip
+_SIZES: Final = {
+    "swapped_bytes": "{} of it is swapped out", "swap_in_bytes_s": "{} swapped in a second",
+    "swap_out_bytes_s": "{} swapped out a second", "swap_bytes_s": "{} swapped a second",
+}  # fmt: skip
+
+
+def evidence_sentences(evidence: Evidence, steps: int = 0, occurrences: int = 1) -> list[str]:
+    """Returns a sentence for each figure that an incident rests on, but for its stacks.
+
+    Args:
+        evidence: The figures.
+        steps: How many it struck; 0 if that is not known.
+        occurrences: How many times it came.
+    """
+    found = [f"it struck {_count(steps)}"] if steps else []
+    if occurrences > 1:
+        found.append(f"it came {occurrences} times")
+    for name, value in evidence.known().items():
+        if name not in ELSEWHERE:
+            found += SENTENCES[name](value)
+    return [text for text in found if text]
+
+
+def _count(steps: int) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"
+
+
+def _one(text: str) -> Callable[[Any], list[str]]:
+    """Returns a sentence with a place for the figure."""
+    return lambda value: [text.format(value)]
+
+
+def _ms(text: str) -> Callable[[float], list[str]]:
+    return lambda value: [text.format(ms_named(value))]
+
+
+def _share(text: str) -> Callable[[float], list[str]]:
+    return lambda value: [text.format(percent(value, 1 if value < 0.095 else 0))]
+
+
+def _ranks(text: str) -> Callable[[Sequence[int]], list[str]]:
+    return lambda value: [text.format(ranks_named(sorted(value)))]
+
+
+def _issued(counts: Mapping[int, int]) -> list[str]:
+    return [f"collectives issued: {', '.join(f'{count} by rank {rank}' for rank, count in [*counts.items()][:16])}"]
+
+
+def _ends(ends: Mapping[int, End]) -> list[str]:
+    return [
+        f"rank {rank} " + ("finished" if end.reason == "finished" else how_ended(end.reason, end.detail, end.signal))
+        + where_ended(end.step, end.phase, end.in_flight)
+        for rank, end in [*ends.items()][:16]
+    ]  # fmt: skip
+
+
+def _device(found: DeviceFigures | DeniedTime) -> list[str]:
+    if isinstance(found, DeniedTime):
+        return [f"the machine let the job wait for {ms_named(found.denied_ms)}"]
+    known = {found.cause: found.value, **found.figures, **(found.process or {})}
+    said = [_figure(name, value) for name, value in known.items()]
+    named = f"on host {found.host}" if found.host else ""
+    whose = f"rank {found.rank}'s device" if found.rank is not None else ""
+    compared = [
+        f"{text} {_value(found.cause, value)}"
+        for text, value in (("before, it was", found.before), ("with the other ranks, it was", found.peers))
+        if value is not None
+    ]
+    busy = [f"busiest processes: {', '.join(found.busy)}"] if found.busy else []
+    also = [f"also: {text}" for text in found.also or ()]
+    return [*filter(None, [named, whose]), *compared, *busy, *filter(None, said), *also]
+
+
+def _value(name: str, value: float) -> str:
+    if name in _SHARES:
+        return percent(value, 1 if value < 0.095 else 0)
+    return size(value) if name in _SIZES else three_digits(value)
+
+
+def _figure(name: str, value: float) -> str:
+    """Returns a device's figure in words; empty for one that is 0, and so says nothing."""
+    text = {**_SHARES, **_RATES, **_SIZES}.get(name)
+    if text is None:  # a reason for a lower clock, by its name
+        text = f"{name} limits the clock {{}} of the time"
+        return text.format(percent(value)) if value else ""
+    return text.format(_value(name, value)) if value else ""
+
+
+SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
+    "host": _one("on host {}"),
+    "late_ranks": _ranks("late are {}"),
+    "late_ms": _ms("late by {} in such a step"),
+    "excess_ms": _ms("what makes it late takes {} longer than on other ranks"),
+    "watched_steps": lambda steps: [f"judged by {steps} steps that were timed"],
+    "step_ms": _ms("a step takes {}"),
+    "group": _ranks("compared among {}"),
+    "why": lambda why: [_WHY.get(why, "")],
+    "issued": _issued,
+    "longest_ms": _ms("the longest took {}"),
+    "ranks": lambda ranks: [f"in a run of {ranks} rank{'' if ranks == 1 else 's'}"],
+    "unwatched": lambda unwatched: ["in steps of which only the duration is known"] if unwatched else [],
+    "beyond_tail": lambda beyond: [f"{'' if beyond else 'no '}longer than this job's long steps usually are"],
+    "denied": lambda denied: ["for most of it, the machine did not let the job run"] if denied else [],
+    "ends": _ends,
+    "hung": _ranks("before, {} held up the others"),
+    "steps": lambda steps: [f"nothing was reduced in {_count(steps)}"],
+    "share_of_step": _share("it takes {} of a step"),
+    "bucket_place": lambda place: [_PLACES.get(place, f"most of it is the {place} bucket")],
+    "growth": _share("a step takes {} longer than at first"),
+    "longer": _share("a step takes {} longer than before"),
+    "slower": lambda times: [f"transfers take {times:.1f} times as long as before"],
+    "busbw_gbps": lambda rates: ["bus bandwidth: {} GB/s before, {} GB/s since".format(*map(three_digits, rates))],
+    "device": _device,
+}
+assert {*SENTENCES, *ELSEWHERE} == set(Evidence.__struct_fields__), "each figure has its sentence"

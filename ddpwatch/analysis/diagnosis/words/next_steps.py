@@ -1,0 +1,210 @@
+"""What to do next about an incident, or about time that is lost: a row for each kind.
+
+What stands between backticks is a command that runs as it stands, on the host that is named.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Incident, LostTime
+from ddpwatch.analysis.diagnosis.kinds import Kind
+from ddpwatch.analysis.diagnosis.words.incident_news import lost_accounts
+from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.wire.messages import Bye, Hello
+
+_WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
+ON_SCREEN = "press 8 (what-if)"
+_LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
+_MEMORY = "`ps -eo pid,rss,comm --sort=-rss` shows who has the memory"
+_BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
+    "steal": "ask who runs the hypervisor: another guest has the CPU; or move the job",
+    "cgroup_throttled": "raise the container's or the scheduler's CPU limit, or start fewer threads and workers",
+    "memory_pressure": _MEMORY,
+    "swap_bytes_s": _MEMORY,
+    "lost_clock": "`nvidia-smi -q -d PERFORMANCE` shows what slows the clocks",
+    "new_ecc_errors": "`nvidia-smi -q -d ECC` counts the errors; take the GPU out of service",
+    **dict.fromkeys(
+        ("net_rx_errors_s", "net_tx_errors_s", "net_rx_drops_s", "net_tx_drops_s"),
+        "`ip -s link` counts errors and drops by interface",
+    ),
+}
+_BY_PAUSE: Final = {
+    "gc": "call gc.freeze() after the first steps, or gc.disable() and gc.collect() on all ranks in the same step",
+    "checkpoint": "save less often, or with torch.distributed.checkpoint.async_save",
+    "validation": "validate less often, or on fewer batches",
+    "compilation": "run with TORCH_LOGS=recompiles: it says what is compiled again, and why",
+}
+
+
+class JobPlaces:
+    """Where a job's ranks can be looked at, by what they said.
+
+    Attributes:
+        source: What `ddpwatch whatif` reads: a recording; else the newest run of the job.
+    """
+
+    def __init__(self, source: str = "") -> None:
+        self.source = source
+        self._hellos: dict[int, Hello] = {}
+        self._ended: set[int] = set()
+
+    def add_hello(self, hello: Hello) -> None:
+        """Takes a rank's introduction; a newer one counts."""
+        self._hellos[hello.rank] = hello
+        self._ended.discard(hello.rank)
+
+    def add_bye(self, bye: Bye) -> None:
+        """Takes the end of a rank, or of all."""
+        self._ended.update(self._hellos if bye.rank is None else [bye.rank])
+
+    @property
+    def what_if(self) -> str:
+        """The command that predicts what would help."""
+        run = next((hello.run_id for hello in self._hellos.values()), "")
+        return f"`ddpwatch whatif {shlex.quote(self.source or run)}`"
+
+    def has_gpu(self) -> bool:
+        """Returns whether some rank trains on one."""
+        return any(hello.device_kind != "cpu" for hello in self._hellos.values())
+
+    def host_of(self, incident: Incident) -> str:
+        """Returns the host that an incident is about; empty if that is not known, or if there is only one."""
+        device = incident.evidence.device
+        named = device.host if isinstance(device, DeviceFigures) else ""
+        named = named or (incident.evidence.host or "")
+        hosts = {hello.host for hello in self._hellos.values()}
+        of_ranks = {self._hellos[rank].host for rank in incident.ranks if rank in self._hellos}
+        return named or (of_ranks if len(of_ranks) == 1 else hosts if len(hosts) == 1 else {""}).pop()
+
+    def stack_of(self, rank: int) -> str:
+        """Returns how to see what a rank does."""
+        hello = self._hellos.get(rank)
+        if hello is None or rank in self._ended:
+            return f"when it comes back, look at the stack of rank {rank} with py-spy (dump --pid) while it lasts"
+        return f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does"
+
+
+# -- by kind -------------------------------------------------------------------------------------------------
+
+
+def _late(incident: Incident, places: JobPlaces) -> str:
+    """Of late ranks: by what is wrong with their devices, else by the phase in which they are late."""
+    if text := _device(incident, places):
+        return text
+    if incident.phase in _BY_PAUSE:
+        return _BY_PAUSE[incident.phase]
+    if incident.phase == "data":
+        return _input(incident, places)
+    if not incident.ranks:
+        return "find the phase that grows: record the run, and compare its first steps with its last (report --steps)"
+    irregular = incident.kind == "intermittent" and incident.period is None
+    if irregular and incident.phase in ("forward", "backward", ""):
+        return f"if batches differ in length, {_LENGTHS}; else {places.stack_of(incident.ranks[0])}"
+    return places.stack_of(incident.ranks[0])
+
+
+def _device(incident: Incident, places: JobPlaces) -> str:
+    """By the cause outside the job, on its host; empty if none is known."""
+    device = incident.evidence.device
+    if device is None:
+        return ""
+    at = f"on {host}, " if (host := places.host_of(incident)) else ""
+    if isinstance(device, DeviceFigures) and device.cause in _BY_CAUSE:
+        return at + _BY_CAUSE[device.cause]
+    if isinstance(device, DeviceFigures) and device.busy:
+        return f"{at}stop or move what has the cores: {', '.join(device.busy)}"
+    return (
+        f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: stop it, or start fewer threads and workers"
+    )
+
+
+def _input(incident: Incident, places: JobPlaces) -> str:
+    """By how waits come: in each step, or where the loader starts anew."""
+    if text := _device(incident, places):
+        return text
+    pinned = ", and pin_memory=True" if places.has_gpu() else ""
+    if incident.kind == "intermittent" and incident.period is not None:
+        return f"give the DataLoader persistent_workers=True: it waits again and again, as when workers start{pinned}"
+    return f"give the DataLoader more workers (num_workers), with persistent_workers=True{pinned}"
+
+
+def _exposed(_: Incident, places: JobPlaces) -> str:
+    return f"{places.what_if} predicts what would help: other bucket sizes, comm hooks, links"
+
+
+def _pause(incident: Incident, places: JobPlaces) -> str:
+    if incident.phase in _BY_PAUSE:
+        return _BY_PAUSE[incident.phase]
+    if text := _device(incident, places):
+        return text
+    if incident.ranks:
+        return places.stack_of(incident.ranks[0])
+    return f"look at step {incident.since_step} in the timeline, and at the job's output of that time"
+
+
+def _link(incident: Incident, places: JobPlaces) -> str:
+    return _device(incident, places) or "on the hosts of these ranks, `ip -s link` counts errors and drops by interface"
+
+
+def _hang(incident: Incident, places: JobPlaces) -> str:
+    evidence = incident.evidence
+    if evidence.stacks or evidence.call_sites:
+        return "read the stacks of the ranks that hold up the others"
+    return places.stack_of(incident.ranks[0]) if incident.ranks else "read the stacks of the ranks that wait"
+
+
+def _death(incident: Incident, places: JobPlaces) -> str:
+    ends = (incident.evidence.ends or {}).values()
+    if any(end.reason == "killed" and end.signal == 9 for end in ends):  # SIGKILL: nobody else says why
+        at = f"on {host}, " if (host := places.host_of(incident)) else ""
+        return f"{at}`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
+    return f"read the traceback of {ranks_named(incident.ranks)} in the job's output"
+
+
+NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
+    "straggler": _late,
+    "intermittent": _late,
+    "pause": _pause,
+    "drift": _late,
+    "slow_input": _input,
+    "exposed_comm": _exposed,
+    "slow_link": _link,
+    "slow_device": _device,
+    "slow_host": lambda incident, places: _device(incident, places) or places.stack_of(incident.ranks[0]),
+    "hang": _hang,
+    "death": _death,
+    "not_reduced": lambda *_: "let the comm hook all-reduce, as torch's default_hooks.allreduce_hook does",
+    "layouts_differ": lambda *_: "build the same model on all ranks: compare list(model.named_parameters())",
+}
+
+
+def next_step(incident: Incident, places: JobPlaces) -> str:
+    """Returns what to do about an incident; never empty."""
+    return NEXT_STEPS[incident.kind](incident, places)
+
+
+# -- by account ----------------------------------------------------------------------------------------------
+
+_BY_ACCOUNT: Final[Mapping[AccountName, str]] = {
+    "jitter": f"{_LENGTHS}; and give each rank cores of its own",
+    "input": "give the DataLoader more workers (num_workers), with persistent_workers=True",
+    "pause": "see its incidents: each says what to do",
+    "waiting": "see its incidents: each says what to do",
+}
+
+
+def next_step_for(lost: LostTime, places: JobPlaces) -> str:
+    """Returns what to do about most of the lost time; empty if nothing is lost."""
+    worst = next((account.name for account in lost_accounts(lost)), None)
+    if worst is None:
+        return ""
+    return _BY_ACCOUNT.get(worst) or f"{places.what_if} predicts what would help: bucket sizes, comm hooks, links"
+
+
+def on_screen(text: str) -> str:
+    """Returns a next step for the dashboard, which has a view for what-if."""
+    return _WHAT_IF.sub(ON_SCREEN, text)

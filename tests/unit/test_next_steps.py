@@ -1,0 +1,148 @@
+"""What to do next: something for each kind, with the pid and the host where it takes one. And evidence in sentences."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.causes.device_signals import GPU_FIELDS, HOST_FIELDS, RANK_FIELDS
+from ddpwatch.analysis.diagnosis.hangs.blame import Why
+from ddpwatch.analysis.diagnosis.incident import (
+    LOST,
+    Account,
+    DeniedTime,
+    DeviceFigures,
+    End,
+    Evidence,
+    Incident,
+    LostTime,
+)
+from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
+from ddpwatch.analysis.diagnosis.words.evidence import ELSEWHERE, SENTENCES, evidence_sentences
+from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
+from tests.support.frames import bye, hello
+
+KINDS_OF: tuple[Kind, ...] = get_args(Kind)
+
+
+def places(source: str = "", **about: Any) -> JobPlaces:
+    found = JobPlaces(source)
+    for rank in range(2):
+        found.add_hello(hello(rank, pid=4711 + rank, host="node-a", **about))
+    return found
+
+
+def starved(cause: str = "wait", busy: list[str] | None = None) -> Evidence:
+    device = DeviceFigures(
+        cause=cause, host="node-a", value=0.3, before=0.01, peers=0.02, figures={"wait": 0.3}, busy=busy
+    )
+    return Evidence(device=device)
+
+
+def test_each_kind_has_a_next_step() -> None:
+    assert set(NEXT_STEPS) == set(KINDS) == set(KINDS_OF)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF)
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("ranks", [(1,), ()])
+@pytest.mark.parametrize("phase", ["", "data", "backward", "gc"])
+def test_it_says_something_whatever_is_known(kind: Kind, known: bool, ranks: tuple[int, ...], phase: str) -> None:
+    for evidence in (Evidence(), starved(), starved("steal"), Evidence(device=DeniedTime(12.0))):
+        incident = Incident(kind, "warning", "", ranks, phase, evidence=evidence)
+        if (kind == "slow_host" and not ranks) or (kind == "slow_device" and evidence.device is None):
+            continue  # a slow host has ranks, and a slow device a cause
+        found = next_step(incident, places() if known else JobPlaces())
+        assert len(found) > 10
+        assert found.count("`") % 2 == 0
+
+
+def test_a_late_rank_s_stack_is_looked_at_where_it_runs() -> None:
+    late = Incident("straggler", "warning", "", (1,), "backward")
+    where = places()
+    assert next_step(late, where) == "on node-a, `py-spy dump --pid 4712` shows what rank 1 does"
+    where.add_bye(bye(1))
+    assert "`" not in next_step(late, where)  # there is no such process any more
+
+
+@pytest.mark.parametrize(
+    ("incident", "words"),
+    [
+        (Incident("exposed_comm", "warning", ""), "`ddpwatch whatif 'my run.mcap'`"),
+        (Incident("straggler", "warning", "", (1,), "backward", evidence=starved(busy=["make (pid 7) 98 %"])),
+         "on node-a, stop or move what has the cores: make (pid 7) 98 %"),
+        (Incident("slow_device", "info", "", evidence=starved("cpu_pressure")), "`ps -eo pid,pcpu,comm --sort=-pcpu`"),
+        (Incident("slow_input", "warning", "", phase="data"), "num_workers"),
+        (Incident("intermittent", "warning", "", (1,), "data", period=8), "persistent_workers=True"),
+        (Incident("intermittent", "warning", "", (1,), "forward"), "group samples of similar length"),
+        (Incident("hang", "error", "", (1,)), "`py-spy dump --pid 4712`"),
+        (Incident("hang", "error", "", (1,), evidence=Evidence(stacks={1: ["f"]})), "read the stacks"),
+        (Incident("intermittent", "warning", "", (1,), "gc", period=8), "gc.freeze()"),
+        (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("killed", "SIGKILL", 9, 3, "", [], 0)})),
+         "on node-a, `dmesg -T`"),
+    ],
+)  # fmt: skip
+def test_what_to_do_follows_from_the_evidence(incident: Incident, words: str) -> None:
+    assert words in next_step(incident, places("my run.mcap"))
+
+
+def test_memory_is_pinned_for_a_gpu_only() -> None:
+    slow = Incident("slow_input", "warning", "", phase="data")
+    assert "pin_memory=True" in next_step(slow, places(device_kind="cuda"))
+    assert "pin_memory" not in next_step(slow, places())
+
+
+def test_the_dashboard_has_a_view_for_what_if() -> None:
+    text = next_step(Incident("exposed_comm", "warning", ""), places("a.mcap"))
+    assert on_screen(text).startswith("press 8 (what-if) predicts what would help")
+
+
+@pytest.mark.parametrize("account", LOST)
+def test_each_lost_account_has_a_next_step(account: Any) -> None:
+    assert next_step_for(LostTime(10, (Account(account, None, "", 5),)), places())
+    assert next_step_for(LostTime(10, (Account("compute", None, "", 5),)), places()) == ""
+
+
+# -- evidence ------------------------------------------------------------------------------------------------
+
+ALL = Evidence(
+    host="node-a", late_ranks=[0, 1], late_ms=12.5, excess_ms=11.0, watched_steps=434, step_ms=230.0, group=[0, 1, 2],
+    why="behind", issued={0: 10, 1: 12}, call_sites={1: "train.py:7"}, stacks={1: ["f"]}, no_stack={0: "silent"},
+    longest_ms=2000.0, ranks=8, unwatched=True, beyond_tail=False, denied=True,
+    ends={1: End("killed", "SIGKILL", 9, 199, "backward", [1], 0)}, hung=[2], steps=20, share_of_step=0.234,
+    bucket_place="last", growth=0.15, longer=0.44, slower=1.7, busbw_gbps=[5.0, 3.0],
+    device=DeviceFigures(
+        cause="wait", host="node-a", value=0.8369, before=0.02, peers=0.01, rank=1, busy=["make (pid 7) 98 %"],
+        figures=dict.fromkeys((*RANK_FIELDS, *GPU_FIELDS, *HOST_FIELDS), 0.5), also=["12 % of CPU time stolen"],
+    ),
+)  # fmt: skip
+
+
+def test_each_figure_has_a_sentence() -> None:
+    assert {*SENTENCES, *ELSEWHERE} == set(Evidence.__struct_fields__)
+    assert set(ALL.known()) == set(Evidence.__struct_fields__)
+
+
+def test_no_sentence_has_a_raw_key_or_a_figure_without_a_unit() -> None:
+    said = evidence_sentences(ALL, steps=176, occurrences=2)
+    raw = {name for name in (*Evidence.__struct_fields__, *DeviceFigures.__struct_fields__) if "_" in name}
+    raw |= {name for name in (*RANK_FIELDS, *GPU_FIELDS, *HOST_FIELDS) if "_" in name}
+    for text in said:
+        assert not any(name in text for name in raw), text
+        assert not re.search(r"\d\.\d+$", text), text
+        assert len(text.split()) > 2, text
+    assert "it struck 176 steps" in said
+    assert "it came 2 times" in said
+    assert "late by 12 ms in such a step" in said
+    assert "a step takes 44 % longer than before" in said
+    assert "a thread that wanted a core waited for one 84 % of the time" not in said  # the rank's own figure wins
+    assert "busiest processes: make (pid 7) 98 %" in said
+    assert "bus bandwidth: 5.00 GB/s before, 3.00 GB/s since" in said
+
+
+@pytest.mark.parametrize("why", [*get_args(Why), "mismatch"])
+def test_each_reason_for_a_blame_has_a_sentence(why: str) -> None:
+    assert all(evidence_sentences(Evidence(why=why)))
+    assert evidence_sentences(Evidence(why=why))
