@@ -49,11 +49,11 @@ def _lost(report: Report) -> list[str]:
 
 def _incidents(report: Report) -> list[str]:
     found, more = worst.shown(report.incidents)
-    lines = []
+    lines = [f"**Verdict**: {plain(report.verdict.text)}", ""]
     for row in found:
         lines.append(f"- **{row.kind}** ({row.severity}): {plain(row.message)} · {plain(worst.facts(row))}")
         lines += [f"  - {plain(line.strip())}" for line in worst.lines_below(row)]
-    return [*lines, *([f"- {more}"] if more else [])] or [plain(report.verdict.text)]
+    return [*lines, *([f"- {more}"] if more else [])]
 
 
 def _notes(report: Report) -> list[str]:

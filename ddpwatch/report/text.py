@@ -86,7 +86,7 @@ def _lost(report: Report) -> list[str]:
 def _incidents(report: Report) -> list[str]:
     """Returns one line for each of the worst incidents, and indented what the line cannot hold."""
     found, more = worst.shown(report.incidents)
-    lines = ["Incidents"] if found else ["Incidents", clean(report.verdict.text)]
+    lines = ["Incidents", f"verdict: {clean(report.verdict.text)}"]
     for row in found:
         lines.append(f"[{row.severity}] {row.kind}: {clean(row.message)} · {worst.facts(row)}")
         lines += [f"    {clean(line)}" for line in worst.lines_below(row)]

@@ -92,7 +92,7 @@ class JobPlaces:
 
 
 def _late(incident: Incident, places: JobPlaces) -> str:
-    """Of late ranks: by what is wrong with their devices, else by the phase in which they are late."""
+    """Returns what to do about late ranks: by what is wrong with their devices, else by the phase."""
     if text := _device(incident, places):
         return text
     if incident.phase in _BY_PAUSE:
@@ -108,7 +108,7 @@ def _late(incident: Incident, places: JobPlaces) -> str:
 
 
 def _device(incident: Incident, places: JobPlaces) -> str:
-    """By the cause outside the job, on its host; empty if none is known."""
+    """Returns what to do about a cause outside the job, on its host; empty if none is known."""
     device = incident.evidence.device
     if device is None:
         return ""
@@ -123,7 +123,7 @@ def _device(incident: Incident, places: JobPlaces) -> str:
 
 
 def _input(incident: Incident, places: JobPlaces) -> str:
-    """By how waits come: in each step, or where the loader starts anew."""
+    """Returns what to do about waits for data: in each step, or where the loader starts anew."""
     if text := _device(incident, places):
         return text
     pinned = ", and pin_memory=True" if places.has_gpu() else ""
