@@ -3,7 +3,7 @@
     python benchmarks/gpu/graphs.py
 
 Takes half a minute, most of it for the compiler. Every case runs unwatched, watched, and unwatched again, each time
-from the same seeds.
+from the same seeds; one that breaks what comes after it, in a process of its own.
 
 The columns:
     case         what is captured or compiled
@@ -11,7 +11,7 @@ The columns:
     repeatable   whether those of both unwatched jobs are; if not, `equal` says nothing
     ok           steps with times; a replayed graph runs no hook, and has none
     unresolved   steps without times, such as one that is captured
-    captures     of another thread: those that went well, and those that broke; unwatched ones in brackets
+    captures     of another thread: those that went well, and those that broke; after the slash, unwatched
     error        of the probe, or of the job
 """
 
@@ -22,7 +22,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -162,43 +165,67 @@ CASES: dict[str, Callable[[bool], Case]] = {
     "module compiled, reduce-overhead": partial(compiled, mode="reduce-overhead"),
     "DDP compiled": partial(compiled, inside=False),
 }
+POISONOUS = frozenset(
+    {"captures on another thread, global"}
+)  # a broken capture also breaks what the process does later
+
+
+@dataclass
+class Trained:
+    """What became of a job: a digest of its parameters, or the error that ended it."""
+
+    digest: str
+    status: Counter[str] = field(default_factory=Counter)
+    captures: str = ""
+    error: str | None = None
 
 
 def on_gpu() -> Iterator[Row]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    nccl_alone(torch.device("cuda", 0))
+    enter_group()
     for name in CASES:
-        yield row(name)
+        yield row(name, trained_apart if name in POISONOUS else trained)
     dist.destroy_process_group()
 
 
-def row(name: str) -> Row:
-    (first, unwatched), (watched, case), (again, _) = (trained(CASES[name], watch) for watch in (False, True, False))
-    status = Counter(record.status for record in case.job.records) if case else Counter[str]()
-    errors = [f"{type(one).__name__}: {one}".splitlines()[0] for one in case.job.errors] if case else [watched]
+def enter_group() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    nccl_alone(torch.device("cuda", 0))
+
+
+def row(name: str, train: Callable[[str, bool], Trained]) -> Row:
+    first, watched, again = (train(name, watch) for watch in (False, True, False))
     return {
         "case": name,
-        "equal": first == watched,
-        "repeatable": first == again,
-        "ok": status["ok"],
-        "unresolved": status["unresolved"],
-        "captures": None if not case or not case.captures else f"{said(case)} ({said(unwatched)})",
-        "error": next(iter(errors), None),
+        "equal": first.digest == watched.digest,
+        "repeatable": first.digest == again.digest,
+        "ok": watched.status["ok"],
+        "unresolved": watched.status["unresolved"],
+        "captures": " / ".join(filter(None, (watched.captures, first.captures))) or None,
+        "error": watched.error,
     }
 
 
-def said(case: Case | None) -> str:
-    return ", ".join(f"{count} {how}" for how, count in case.captures.items()) if case else "failed"
-
-
-def trained(train: Callable[[bool], Case], watch: bool) -> tuple[str, Case | None]:
-    """A digest of the parameters, and the job; or an error. A job that fails has to fail the same way unwatched."""
+def trained(name: str, watch: bool) -> Trained:
+    """Runs a job. One that fails has to fail the same way unwatched."""
     torch.manual_seed(1)
     try:
-        case = train(watch)
-        return case.job.finish(), case
+        case = CASES[name](watch)
+        digest = case.job.finish()
     except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0], None
+        return Trained(said(error), error=said(error))
+    status = Counter(record.status for record in case.job.records)
+    captures = ", ".join(f"{count} {how}" for how, count in case.captures.items())
+    return Trained(digest, status, captures, next(map(said, case.job.errors), None))
+
+
+def trained_apart(name: str, watch: bool) -> Trained:
+    """Runs a job in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn"), enter_group) as process:
+        return process.submit(trained, name, watch).result()
+
+
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 if __name__ == "__main__":
