@@ -204,6 +204,7 @@ def train(case: Case, device: torch.device, watch: bool) -> Trained:
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # torch keeps one for each stream that has multiplied matrices
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     ddp = DistributedDataParallel(Net(**case.net).to(device), bucket_cap_mb=2, **case.ddp())

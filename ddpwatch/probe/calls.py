@@ -36,6 +36,7 @@ class SeenCalls:
 
     Attributes:
         by_events: Whether the interpreter calls back, which adds no frame.
+        paused: Whether it does not for now: see `pause`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class SeenCalls:
         of: Callable[[], object] | None = None,
     ) -> None:
         self.begin, self.end, self.failed, self.names, self.of = begin, end, failed, names, of
+        self.paused = False
         self._on_error = on_error
         self._function = getattr(*places[0]) if places else None
         self._wrapper: Callable[..., Any] | None = None
@@ -68,6 +70,13 @@ class SeenCalls:
             if self._wrapper is not None and getattr(place, name, None) is self._function:
                 setattr(place, name, self._wrapper)
                 self._patched.append((place, name))
+
+    def pause(self, paused: bool) -> None:
+        """Lets calls pass, at no cost where they are seen by events; or sees them again."""
+        if paused is not self.paused:
+            self.paused = paused
+            if self._code is not None:
+                _listen(self._code)
 
     def close(self) -> None:
         """Sees nothing more, and leaves nothing behind: but for wrappers that others have wrapped since."""
@@ -151,7 +160,7 @@ def _call_back(tool: int, start: Any, end: Any, unwind: Any) -> None:
 
 def _listen(code: CodeType) -> None:
     """Asks for the events that somebody wants of this code, and for exceptions if anybody does of any."""
-    events, seen = _monitoring.events, _seen.get(id(code), ())
+    events, seen = _monitoring.events, [one for one in _seen.get(id(code), ()) if not one.paused]
     start = events.PY_START if any(one.begin for one in seen) else 0
     end = events.PY_RETURN if any(one.end for one in seen) else 0
     _monitoring.set_local_events(_tool, code, start | end)
@@ -177,19 +186,19 @@ def _monitor_no_more(seen: SeenCalls, code: CodeType) -> None:
 
 def _on_start(code: CodeType, offset: int) -> None:
     for seen in _seen.get(id(code), ()):
-        if seen.begin is not None:
+        if seen.begin is not None and not seen.paused:
             seen.tell(seen.begin, sys._getframe(1))
 
 
 def _on_return(code: CodeType, offset: int, result: object) -> None:
     for seen in _seen.get(id(code), ()):
-        if seen.end is not None:
+        if seen.end is not None and not seen.paused:
             seen.tell(seen.end, sys._getframe(1), result)
 
 
 def _on_unwind(code: CodeType, offset: int, error: BaseException) -> None:
     for seen in _seen.get(id(code), ()):
-        if seen.failed is not None:
+        if seen.failed is not None and not seen.paused:
             seen.tell(seen.failed, sys._getframe(1), error)
 
 
@@ -202,15 +211,15 @@ def _wrapper(seen: SeenCalls, original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def seen_call(*arguments: Any, **options: Any) -> Any:
         values = {**dict(zip(parameters, arguments, strict=False)), **options} if seen.names else {}
-        if seen.begin is not None:
+        if seen.begin is not None and not seen.paused:
             seen.tell(seen.begin, values)
         try:
             result = original(*arguments, **options)
         except BaseException as error:
-            if seen.failed is not None:
+            if seen.failed is not None and not seen.paused:
                 seen.tell(seen.failed, values, error)
             raise
-        if seen.end is not None:
+        if seen.end is not None and not seen.paused:
             seen.tell(seen.end, values, result)
         return result
 

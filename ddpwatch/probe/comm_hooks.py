@@ -59,6 +59,12 @@ def no_later_hook(ddp: DistributedDataParallel | None) -> None:
     _end_with_the_last()
 
 
+def pause_hook(ddp: DistributedDataParallel, paused: bool) -> None:
+    """Lets the calls of the module's comm hook pass, or sees them again."""
+    if (seen := _seen_hooks.get(ddp)) is not None:
+        seen.pause(paused)
+
+
 def _end_with_the_last() -> None:
     global _registrations
     if _registrations is not None and not any(observer() for observer in list(_observers.values())):

@@ -21,11 +21,12 @@ from typing import Any, Protocol
 
 from ddpwatch.probe.gpu_clock import GpuClockMap, Passage
 from ddpwatch.probe.record import BucketRecord, StepRecord
-from ddpwatch.sampling.levels import UNRESOLVED
+from ddpwatch.sampling.levels import UNRESOLVED, UNWATCHED
 
 # Events that the GPU has not passed yet, some 200 bytes each: of more, the oldest is lost, and its step with it. A job
 # hardly gets there: a queue of the driver's holds 1,021 launches (on an H100), then the host waits.
 MAX_AHEAD = 16_384
+TOGETHER_NS = 100_000_000  # for so long, unwatched steps wait to be resolved together: with cold caches, one took 40 µs
 
 
 class CudaEvent(Protocol):
@@ -110,7 +111,8 @@ class CudaClock:
         record.resolved = False
         self.captured_ns = None
         self._waiting.append(record)
-        self.poll()
+        if record.status != UNWATCHED or record.end - self._waiting[0].start >= TOGETHER_NS:
+            self.poll()
 
     def poll(self) -> None:
         """Queries the events, and resolves the steps whose events the GPU has passed. Never waits.
@@ -176,7 +178,8 @@ class CudaClock:
     def _give_up(self, record: StepRecord) -> None:
         """Removes all times from a record: its stamps show only when the host enqueued the work."""
         record.status = record.status if record.status == "aborted" else UNRESOLVED
-        record.start = record.end = int(record.start)  # a `GpuStamp` cannot be sent
+        record.start = record.end = start = int(record.start)  # a `GpuStamp` cannot be sent
+        record.ends = [start] * len(record.ends)
         record.spans, record.buckets, record.hooks, record.later = [], [], [], []
         record.untimed = record.resolved = True  # last: the sender thread may take the record now
 
@@ -190,6 +193,7 @@ def _stamps(record: StepRecord) -> Iterator[int]:
     for bucket in record.buckets:
         yield bucket.launch
         yield from (at for at in (bucket.done, bucket.wait_begin) if isinstance(at, GpuStamp))
+    yield from record.ends
     yield record.end
 
 
@@ -220,6 +224,7 @@ def _replace(record: StepRecord, host: Callable[[int], int]) -> None:
         bucket.done = host(bucket.done or 0)
     _queue(in_order)
     record.start, record.end = host(record.start), host(record.end)
+    record.ends = [host(end) for end in record.ends]
 
 
 def _queue(buckets: Iterable[BucketRecord]) -> None:

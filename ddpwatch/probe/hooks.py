@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
-from ddpwatch.probe.comm_hooks import comm_hook_of, no_later_hook, time_later_hook
+from ddpwatch.probe.comm_hooks import comm_hook_of, no_later_hook, pause_hook, time_later_hook
 from ddpwatch.probe.completion import Callback, waiting_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
@@ -212,6 +212,7 @@ class DdpProbe(GuardedProbe):
                 self.guard.run("buffer waits", self._forwards.expect_buffers, module)
         if not self._recorder.phase and self.reducer_group is not None:
             self.reducer_group.switch(module, False)
+            pause_hook(module, True)
 
     def _forward_end(self, module: Any, *of_call: Any) -> None:
         if not torch.is_grad_enabled():
@@ -238,6 +239,7 @@ class DdpProbe(GuardedProbe):
             self._observed = not (self._blind or (self._host and self._recorder.shadow))
             if self.reducer_group is not None and (ddp := self._ddp()) is not None:
                 self.reducer_group.switch(ddp, self._observed)  # nothing of this backward has been launched yet
+                pause_hook(ddp, False)
             on_graph_end(self._compute_end_callback)
 
     def _compute_end(self) -> None:

@@ -164,14 +164,14 @@ class StepRecord:
             dropped: Put into the messages.
             is_open: Whether its last step goes on, and has no message yet. Only of a stretch.
         """
-        if self.status != UNWATCHED:
+        if self.status != UNWATCHED and not self.ends:
             yield self.message(rank, dropped)
             return
         stamps = [self.start, *self.ends] if is_open else [self.start, *self.ends, self.end]
         own_ns = self.own_ns // (1 + len(self.ends))
         for step, (start, end) in islice(enumerate(pairwise(stamps), self.step), self.sent, None):
             yield Step(
-                rank=rank, step=step, status=UNWATCHED, synced=self.reductions > 0, micro_steps=self.backwards,
+                rank=rank, step=step, status=self.status, synced=self.reductions > 0, micro_steps=self.backwards,
                 epoch=self.epoch, start_ns=start, duration_ns=max(0, end - start),
                 clock_error_ns=self.clock_error_ns, own_ns=own_ns, cpu_ns=self.cpu_ns, dropped=dropped,
             )  # fmt: skip

@@ -83,7 +83,7 @@ class StepRecorder:
         on_validation: Callable[[int, int], None] = lambda start, end: None,
     ) -> None:
         self._emit = emit
-        self.clock = clock
+        self.clock = self._host = clock
         self._cpu_clock = cpu_clock
         self._on_validation = on_validation
         self.gpu: GpuClock | None = None
@@ -140,7 +140,8 @@ class StepRecorder:
     def forward_goes_unwatched(self, syncs: bool = True) -> bool:
         """Starts a forward; returns whether it is in a stretch of unwatched steps, where nothing more is to be done.
 
-        Most steps of a fast job start here, in cold caches: a call more is noticeable. Else, see `forward_begin`.
+        Most steps of a fast job start here, in cold caches: a call more is noticeable, and so is a GPU's stamp. Else,
+        see `forward_begin`.
         """
         slot = self._synced + 1
         if slot >= self._stretch_end:
@@ -152,7 +153,7 @@ class StepRecorder:
             self._forwards += 1
             self._syncs = self._syncs or syncs
         else:
-            end, now, record = self._optimizer_end, self.clock(), self.current
+            end, now, record = self._optimizer_end, self._host(), self.current
             if end is None or record is None or not self._syncs or now >= self._stretch_until:
                 return False
             record.ends.append(end)
@@ -172,20 +173,25 @@ class StepRecorder:
         Args:
             syncs: Whether its backward will synchronise gradients.
         """
-        now = self.clock()
+        # Handed over last: on a GPU that asks at once whether the forward's stamp is passed
+        self._hand_over(self._start_forward(syncs))
+
+    def _start_forward(self, syncs: bool) -> StepRecord | None:
+        """Returns the previous step, if it is complete, closed and not handed over."""
+        now = self._host()
         self._optimizer_depth = 0  # one that has not returned has raised, or this is its closure's forward
         if self.phase in ("forward", "backward", "sync"):
-            self.abort(now)
+            self.abort(self._stamp(now))
         elif self.phase == "" and self._forwards >= self._most_forwards:  # no optimizer ends it any more
             self._optimizer_seen = False
-            self.abort(now)
+            self.abort(self._stamp(now))
         end = self._step_end()
-        if end is not None:
-            self._close(end)
+        closed = None if end is None else self._close(end)
         if self.current is None:
             if end is None:
                 self._cpu_ns = self._cpu_clock()
-            self.current = StepRecord(self.steps, now if end is None else max(end, self._activity_end))
+            start = self._stamp(now) if end is None else max(end, self._activity_end)
+            self.current = StepRecord(self.steps, start)
             self.current.slot = self._synced + self._unsynced
             self._activity_end, self._syncs = 0, False
             self._report_validation()
@@ -199,12 +205,18 @@ class StepRecorder:
         self._feed(self.current)
         if self.current.status == UNWATCHED:
             self._enter("", now)
-            return
+            return closed
+        now = self._stamp(now)
         if self._forwards > MAX_FORWARDS:
             self._drop_forwards(self.current, now)
         elif self.current.backwards >= MAX_BACKWARDS and not self.current.reductions:
             self._drop_backwards(self.current)
         self._enter("forward", now)
+        return closed
+
+    def _stamp(self, now: int) -> int:
+        """Returns the stamp of a host time that is now: the same, or one on the GPU."""
+        return now if self.gpu is None else self.clock()
 
     def _level(self, slot: int, now: int) -> StepStatus:
         """Returns how much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
@@ -216,9 +228,9 @@ class StepRecorder:
         return SHADOW if self.sampling.is_shadow(slot) else FULL
 
     def _begin_stretch(self, record: StepRecord, now: int) -> None:
-        """Lets the steps after this unwatched one pass until then. On a GPU, none: each has its own events."""
+        """Lets the steps after this unwatched one pass until then."""
         record.epoch = self.epoch  # now: the sender may send some of its steps before it ends
-        if self.sampling is not None and self.gpu is None:
+        if self.sampling is not None:
             self._stretch_end, self._stretch_until = self.sampling.unwatched_until(record.slot), now + STRETCH_NS
 
     def _end_stretch(self) -> None:
@@ -230,8 +242,8 @@ class StepRecorder:
         self.current = StepRecord(self.steps, record.end)
         self.current.slot, self.current.status = self._synced + self._unsynced, UNWATCHED
         self._cpu_ns = None
-        self._learn_stretch(record)
-        self._emit(record)
+        self._learn(record)
+        self._hand_over(record)
 
     def _feed(self, record: StepRecord) -> None:
         """Gives the step the waits for data since the last forward; [] if its DataLoader had nothing to wait for.
@@ -480,7 +492,7 @@ class StepRecorder:
         self._end_stretch()
         if self.current is not None:
             self.current.status = "aborted"
-            self._close(self.clock() if now is None else now)
+            self._hand_over(self._close(self.clock() if now is None else now))
         self._optimizer_depth = 0
         self._enter("input", self.clock())
 
@@ -494,7 +506,7 @@ class StepRecorder:
         try:
             self._end_stretch()
             if end is not None:
-                self._close(end)
+                self._hand_over(self._close(end))
         finally:
             self.current = None
             if self.gpu is not None:
@@ -520,12 +532,12 @@ class StepRecorder:
             return self._optimizer_end
         return None if self._optimizer_seen else self._synced_end
 
-    def _close(self, end: int) -> None:
+    def _close(self, end: int) -> StepRecord | None:
         record, self.current = self.current, None
         self._optimizer_end = self._synced_end = None
         self._stretch_end = 0
         if record is None:
-            return
+            return None
         if record.backwards > self._most_forwards // 2 and record.status != "aborted":
             self._most_forwards = 2 * record.backwards
         record.end = end if end >= record.start else record.start
@@ -538,21 +550,24 @@ class StepRecorder:
         slot = self._synced + self._unsynced
         self.box.begin_step(self.steps, slot)
         sampling, before = self.sampling, None if record.ends else self._cpu_ns
-        if record.ends:
-            self._learn_stretch(record)
-        elif sampling is not None and record.status in LEVELS:
-            sampling.learn(record.status, record.own_ns, record.end - record.start)
+        self._learn(record)
         self._cpu_ns = now = self._cpu_clock() if sampling is None or sampling.needs_cpu_time(slot) else None
         if before is not None and now is not None and not self._activity_end:
             record.cpu_ns = max(0, now - before)
+        return record
+
+    def _hand_over(self, record: StepRecord | None) -> None:
+        if record is None:
+            return
         try:
             if self.gpu is not None:
                 self.gpu.follow(record)
         finally:
             self._emit(record)
 
-    def _learn_stretch(self, record: StepRecord) -> None:
-        """Hands the schedule the duration of a stretch of steps."""
-        if self.sampling is not None:
+    def _learn(self, record: StepRecord) -> None:
+        """Tells the schedule what each of its steps took, and cost."""
+        if self.sampling is not None and record.status in LEVELS:
+            own_ns = record.own_ns // (1 + len(record.ends))
             for duration in record.durations():
-                self.sampling.learn(UNWATCHED, 0, duration)
+                self.sampling.learn(record.status, own_ns, duration)

@@ -256,7 +256,7 @@ class Sender(threading.Thread):
         The training thread only appends to the ends, until it moves the last one to `end` and lets the record go.
         """
         record = self._recorder.current  # read first: if it has gone since, it is among the records
-        if record is None or self._queue.records or record.steps == 1:
+        if record is None or self._queue.records or record.steps == 1 or self._recorder.gpu is not None:
             return
         last = record.ends[-1:]
         if last and now - last[0] > SETTLE_NS:

@@ -42,7 +42,7 @@ from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.send_queue import SendQueue
 from ddpwatch.probe.sender import Sender
 from ddpwatch.run.startup import UNWATCHED_MODELS
-from ddpwatch.sampling.schedule import schedule_of
+from ddpwatch.sampling.schedule import SamplingSchedule, schedule_of
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Feature, Layout, Mark
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class ProbeSession:
         device = device_of(model)
         if device.type == "cuda":
             self._use_gpu(device)
-        self.recorder.use(sampling=schedule_of(shadows=False))
+        self.recorder.use(sampling=self._schedule(shadows=False))
         backend, flags = backend_of(model), fsdp_flags(model)  # first, as they may miss something of FSDP2's
         probe = FsdpProbe(model, self._context())
         self._start_with(probe, model, backend, flags)
@@ -143,7 +143,7 @@ class ProbeSession:
             self._check_gpu(ddp)
             self._use_gpu(ddp.device)
         if self.recorder.sampling is None:  # jobs without DDP have no schedule: every step is recorded in full
-            self.recorder.use(sampling=schedule_of())
+            self.recorder.use(sampling=self._schedule(dear=self._gpu is not None))
         backend = self.guard.run("process groups", backend_name, ddp.process_group, ddp.device) or ""
         probe = DdpProbe(ddp, self._context())
         if probe.foreign_hook:
@@ -154,6 +154,10 @@ class ProbeSession:
             )
         self._start_with(probe, ddp.module, backend, ddp_flags(ddp))
         return probe
+
+    def _schedule(self, shadows: bool = True, dear: bool = False) -> SamplingSchedule | None:
+        queue = self.queue  # the schedule must not own the session
+        return schedule_of(shadows=shadows, dear=dear, sender_clock=lambda: queue.sender_cpu_ns)
 
     def _context(self) -> ProbeContext:
         queue = self.queue
@@ -232,11 +236,15 @@ class ProbeSession:
 
     def _optimizer_begin(self, *_: Any) -> None:
         if self.active:
+            entered = time.monotonic_ns()
             self.recorder.optimizer_begin()
+            self.recorder.charge(time.monotonic_ns() - entered)
 
     def _optimizer_end(self, *_: Any) -> None:
         if self.active:
+            entered = time.monotonic_ns()
             self.recorder.optimizer_end()
+            self.recorder.charge(time.monotonic_ns() - entered)
 
     def _saved(self) -> None:
         if self.active:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 
 from ddpwatch.common.statistics import median
@@ -37,6 +37,10 @@ SHORT_NS = 50_000_000  # of steps that are n times as short, periods may be n ti
 MOST_TIMES = 32
 FULL_PERIOD_TIMES = 16  # of full steps: so much longer than n
 FIRST_FULL_STEPS = 12  # from the start, while DDP settles its buckets
+DEAR_TIMES = 4  # as long may the watched steps' period be where each costs about as much as a full one
+COST_PER_OWN = 2  # of watched and unwatched steps: what the hooks measure of themselves is half of what they cost
+LEAST_BUDGET = 1e-6
+SENDER_NS = 2_000_000_000  # of steps, of which the sender thread's share is taken: it wakes twice a second
 UNWATCHED_PERIOD = 32  # at least one step of each is unwatched
 STEPS_PER_DECISION = 8
 CPU_PERIOD = 16  # of watched steps, from which on CPU time is taken only around them
@@ -119,6 +123,8 @@ class SamplingSchedule:
     Args:
         shadows: Whether there are shadow steps. Without them, every watched step is full, and fewer are watched.
         own_ppm: The job's own budget, without a lease.
+        dear: Whether a watched step costs about as much as a full one: then, too, fewer are watched.
+        sender_clock: CPU time of ddpwatch's own thread, ns: it holds the GIL, so it counts like the hooks.
 
     Attributes:
         full: The period of the full steps.
@@ -127,15 +133,26 @@ class SamplingSchedule:
             budget.
     """
 
-    def __init__(self, shadows: bool = True, own_ppm: int = 0) -> None:
-        self._longest = LONGEST_WATCHED_PERIOD if shadows else 4 * LONGEST_WATCHED_PERIOD
+    def __init__(
+        self,
+        shadows: bool = True,
+        own_ppm: int = 0,
+        dear: bool = False,
+        sender_clock: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD if dear or not shadows else LONGEST_WATCHED_PERIOD
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=6, longest=LONGEST_FULL_PERIOD)
-        self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=2, longest=self._longest)
+        self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=COST_PER_OWN, longest=self._longest)
         self._own_ppm = own_ppm
         self._step_ns = SHORT_NS  # a moving average
         self._limits_hold = (SHORT_NS // 2, _ANY_NS)  # the average: longer than, and up to
         self._lease_ppm = 0
         self._shadows = shadows
+        self._unwatched = 0.0  # what the hooks cost in an unwatched step, as a share of it: a moving average
+        self._sender = 0.0  # what the sender thread costs, as a share of all steps
+        self._sender_clock = sender_clock
+        self._sender_ns = 0
+        self._since_ns = 0  # the duration of all steps since that was looked at
 
     def follow(self, lease_ppm: int) -> None:
         """Keeps watching within the budget of a lease (0: without one) from the step that starts now."""
@@ -147,13 +164,15 @@ class SamplingSchedule:
     def learn(self, level: str, own_ns: int, step_ns: int) -> None:
         """Takes a step of that level: its duration, and what the hooks measured of themselves in it."""
         self._step_ns += (step_ns - self._step_ns) >> 3
+        self._since_ns += step_ns
         shorter, longest = self._limits_hold
         if not shorter < self._step_ns <= longest:
             self._limit()
         if level == UNWATCHED:
+            self._unwatched += (COST_PER_OWN * own_ns / max(1, step_ns) - self._unwatched) / 64
             return
         full = level == FULL and self._shadows
-        if (self.full if full else self.watched).learn(own_ns, step_ns) and self._lease_ppm:
+        if (self.full if full else self.watched).learn(own_ns, step_ns):
             self._allow()
 
     def _limit(self) -> None:
@@ -169,11 +188,23 @@ class SamplingSchedule:
     def _allow(self, at_once: bool = False) -> None:
         """Gives half of a lease to watching at all, and the rest to full steps. A lease never asks for less.
 
-        One of 100 % asks for all that there is, so that a noisy estimate of the cost takes no full step away.
+        What unwatched steps and the sender cost is taken from both. A lease of 100 % asks for all that there is, so
+        that a noisy estimate of the cost takes no full step away.
         """
         budget = inf if self._lease_ppm == FULL_PPM else self._lease_ppm / FULL_PPM
-        self.watched.allow(max(WATCHED_BUDGET, budget / 2), at_once)
-        self.full.allow(max(FULL_BUDGET, budget - self.watched.cost / self.watched.value), at_once)
+        left = 1 - min(1.0, self._floor() / max(WATCHED_BUDGET + FULL_BUDGET, budget))
+        watched = left * max(WATCHED_BUDGET, budget / 2)
+        self.watched.allow(max(LEAST_BUDGET, watched), at_once)
+        full = left * max(FULL_BUDGET, budget - self.watched.cost / self.watched.value)
+        self.full.allow(max(LEAST_BUDGET, full), at_once)
+
+    def _floor(self) -> float:
+        """Returns what watching costs also where no step is watched, as a share of the step."""
+        if self._since_ns >= SENDER_NS:
+            before, self._sender_ns = self._sender_ns, self._sender_clock()
+            self._sender = (self._sender_ns - before) / self._since_ns
+            self._since_ns = 0
+        return self._unwatched + self._sender
 
     def is_shadow(self, step: int) -> bool:
         """Returns whether this step, if it is watched (see `is_unwatched`), is a shadow step."""
@@ -208,10 +239,16 @@ class SamplingSchedule:
         return self.watched.value < CPU_PERIOD or -2 <= self.watched.chosen(step) - step <= 1
 
 
-def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = True) -> SamplingSchedule | None:
+def schedule_of(
+    environment: Mapping[str, str] = os.environ,
+    shadows: bool = True,
+    dear: bool = False,
+    sender_clock: Callable[[], int] = lambda: 0,
+) -> SamplingSchedule | None:
     """Returns the schedule of this process, with or without shadow steps; None if every step shall be full.
 
-    ``DDPWATCH_DETAIL`` chooses (see `detail_of_job`); ``full`` is for truth: not even one step in 32 is unwatched.
+    See `SamplingSchedule` for the rest. ``DDPWATCH_DETAIL`` chooses (see `detail_of_job`); ``full`` is for truth: not
+    even one step in 32 is unwatched.
     """
     if environment.get("DDPWATCH_DETAIL") == "full":
         return None
@@ -220,7 +257,7 @@ def schedule_of(environment: Mapping[str, str] = os.environ, shadows: bool = Tru
     except UsageError as error:
         _log.warning("DDPWATCH_DETAIL: %s; hint: %s", error.message, error.hint)
         own_ppm = 0
-    return SamplingSchedule(shadows, own_ppm)
+    return SamplingSchedule(shadows, own_ppm, dear, sender_clock)
 
 
 def is_sampled(step: int, period: int) -> bool:

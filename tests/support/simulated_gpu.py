@@ -125,19 +125,20 @@ class SimulatedJob:
         gpu, recorder = self.gpu, self.recorder
         gpu.host += int(launch_ms * MS)
         self.starts.append(gpu.free["compute"] or gpu.host)
-        recorder.forward_begin()
+        if not recorder.forward_goes_unwatched():
+            recorder.forward_begin()
         self._enqueue(10, host_ms)
         recorder.forward_end()
         recorder.backward_begin()
         for index, group in enumerate(groups):
             self._enqueue(20, host_ms)
-            bucket = recorder.bucket_launch(group, index, 64, launch=self.clock())
-            assert bucket is not None
-            bucket.group = group
+            bucket = recorder.bucket_launch(group, index, 64, launch=self.clock()) if recorder.phase else None
             self.issued[group] += 1
             gpu.work(collective_ms, f"group {group}")
             gpu.current = f"group {group}"
-            if completions:
+            if bucket is not None:
+                bucket.group = group
+            if bucket is not None and completions:
                 recorder.bucket_done(bucket, by_host[index] if by_host else None)
             gpu.current = "compute"
         recorder.backward_compute_end()

@@ -60,6 +60,19 @@ def unexpected(error: Exception) -> None:
     raise AssertionError(error)
 
 
+def test_a_function_is_not_seen_while_that_is_paused() -> None:
+    told: Told = []
+    seen = SeenCalls([(Library, "count_down")], begin=lambda: told.append(("begin",)), on_error=unexpected)
+    for paused in (True, True, False):
+        seen.pause(paused)
+        Library().count_down(0)
+        assert told == ([] if paused else [("begin",)])
+    seen.pause(True)
+    seen.close()
+    Library().count_down(0)
+    assert len(told) == 1
+
+
 def see(*places: calls.Place, told: Told, names: tuple[str, ...] = (), **options: Any) -> SeenCalls:
     """Sees a function, and notes what it is told."""
     notes = {kind: functools.partial(note, told, kind) for kind in ("begin", "end", "failed")}

@@ -11,6 +11,7 @@ import pytest
 from ddpwatch.analysis.step import figures
 from ddpwatch.probe import cuda
 from ddpwatch.probe.cuda import GpuStamp
+from ddpwatch.sampling.schedule import SamplingSchedule
 from ddpwatch.wire.messages import decode, encode
 from tests.support.simulated_gpu import MS, SimulatedEvent, SimulatedGpu, SimulatedJob
 
@@ -127,6 +128,55 @@ def test_the_host_time_is_known_where_the_host_waits_for_the_gpu(ppm: float) -> 
     for record, start in zip(job.records[2:], job.starts[2:], strict=True):
         assert abs(record.start - start) <= record.clock_error_ns <= 600 * US  # type: ignore[operator]
     assert all(record.clock_error_ns <= 100 * US for record in job.records[10:])  # type: ignore[operator]
+
+
+class MostUnwatched(SamplingSchedule):
+    """Watches two steps in 64."""
+
+    def is_unwatched(self, step: int) -> bool:
+        """Whether it is none of these."""
+        return step % 64 > 1
+
+    def unwatched_until(self, step: int) -> int:
+        """When one of these comes."""
+        return step - step % 64 + 64
+
+
+def stretching(**options: float) -> SimulatedJob:
+    """A job whose unwatched steps form stretches, of one step in real life, as time is made up."""
+    job = SimulatedJob(**options)
+    job.recorder.use(sampling=MostUnwatched())
+    return job
+
+
+def test_steps_of_a_stretch_have_gpu_times_each() -> None:
+    """The host is ahead, and then it waits: its own times would say that most steps take nothing."""
+    job = stretching(offset=5 * MS)
+    for step in range(192):
+        job.step()
+        if step % 16 == 0:
+            job.gpu.synchronise()
+    job.finish()
+    steps = [step for record in job.records for step in record.messages(0, 0)]
+    assert [step.step for step in steps] == list(range(192))
+    assert len(job.records) < 30
+    assert all(abs(step.duration_ns - 70 * MS) < 20 * US for step in steps if step.status == "unwatched")
+    for step in steps:
+        assert abs(step.start_ns - job.starts[step.step]) <= (step.clock_error_ns or 0) + TICK_NS
+
+
+def test_a_stretch_that_is_given_up_loses_no_step() -> None:
+    job = stretching()
+    for _ in range(40):
+        job.step()
+    job.gpu.stuck = True
+    for _ in range(20):
+        job.step()
+    job.finish()
+    steps = [step for record in job.records for step in record.messages(0, 0)]
+    assert [step.step for step in steps] == list(range(60))
+    assert {step.status for step in steps if step.step > 40} == {"unresolved"}
+    assert not any(step.duration_ns for step in steps if step.status == "unresolved")
 
 
 def test_steps_that_are_given_up_leave_what_is_known_of_the_clock() -> None:

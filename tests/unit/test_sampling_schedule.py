@@ -369,3 +369,20 @@ def test_nothing_is_to_be_done_until_the_step_that_is_named(watched: int) -> Non
                 assert not schedule.needs_cpu_time(other)
             named = schedule.needs_cpu_time(until) or not until % watched
             assert named or not schedule.is_unwatched(until)
+
+
+@pytest.mark.parametrize("floor", [0.0005, 0.005, 0.02])
+@pytest.mark.parametrize("by_sender", [False, True])
+def test_what_unwatched_steps_and_the_sender_cost_is_taken_from_the_budget(floor: float, by_sender: bool) -> None:
+    """If it is more than the budget, watched steps become as rare as they may."""
+    sender = [0]
+    schedule = SamplingSchedule(sender_clock=lambda: sender[0])
+    schedule.watched.limit(64)
+    schedule.follow(10_000)
+    for _ in range(1000):
+        sender[0] += int(floor * 100 * MS) if by_sender else 0
+        schedule.learn("unwatched", 0 if by_sender else int(floor * 100 * MS / 2), 100 * MS)
+        schedule.learn("shadow", int(0.04 * 100 * MS / 2), 100 * MS)
+        sender[0] += int(floor * 100 * MS) if by_sender else 0
+    spent = floor + 0.04 / schedule.watched.value
+    assert schedule.watched.value == 64 if floor > 0.01 else 0.0025 < spent <= 0.01
