@@ -213,7 +213,7 @@ def trained(name: str, watch: bool) -> Trained:
         digest = case.job.finish()
     except Exception as error:
         return Trained(said(error), error=said(error))
-    status = Counter(record.status for record in case.job.records)
+    status = Counter(str(record.status) for record in case.job.records)
     captures = ", ".join(f"{count} {how}" for how, count in case.captures.items())
     return Trained(digest, status, captures, next(map(said, case.job.errors), None))
 
