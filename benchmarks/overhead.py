@@ -25,7 +25,7 @@ The columns:
 
 "plain again" against "plain" is the noise floor. The idle sender thread and the collector run during every block, so
 they are not part of the cost. The last tables are ddpwatch's own figure for the same run: the difference between its
-full, shadow and unwatched steps, what it has sampled, and the resulting cost (`ddpwatch.sampling.cost`).
+full, light and bare steps, what it has sampled, and the resulting cost (`ddpwatch.sampling.cost`).
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Watched:
 
 
 def notes_of(record: StepRecord) -> list[Note]:
-    """The notes of a record's steps: several, if it is of a stretch of unwatched steps."""
+    """The notes of a record's steps: several, if it is of a stretch of bare steps."""
     numbers, starts, ends = range(record.step, record.step + record.steps), (record.start, *record.ends), record.ends
     own_ns = record.own_ns // record.steps
     return [

@@ -68,12 +68,12 @@ class OneLevel(SamplingSchedule):
         super().__init__()
         self.level = level
 
-    def is_shadow(self, step: int) -> bool:
-        """Whether steps are shadows now."""
+    def is_light(self, step: int) -> bool:
+        """Whether steps are light_steps now."""
         return step > 2 and self.level == "shadow"
 
-    def is_unwatched(self, step: int) -> bool:
-        """Whether steps are unwatched now."""
+    def is_bare(self, step: int) -> bool:
+        """Whether steps are bare now."""
         return step > 2 and self.level == "unwatched"
 
 

@@ -3,13 +3,13 @@
     python benchmarks/gpu/overlap_blocking.py
 
 Starts itself for each setting: 1, 8 and 32 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS). Takes about a minute. Blocks
-of unwatched and of full steps alternate; each collective sleeps on a stream of its own beside the backward. A stream
+of bare and of full steps alternate; each collective sleeps on a stream of its own beside the backward. A stream
 that waits for it in a queue that compute needs makes the full steps longer.
 
 The columns:
     queues          the setting
-    unwatched ms    a step, by the clock: the median of blocks that end with a synchronisation
-    full / unwatched  the ratio, and its 95 % interval (`paired.hodges_lehmann`)
+    bare ms         a step, by the clock: the median of blocks that end with a synchronisation
+    full / bare     the ratio, and its 95 % interval (`paired.hodges_lehmann`)
     overlap %       by ddpwatch, in the full steps
 """
 
@@ -65,8 +65,8 @@ def measure() -> Row:
             overlaps += [100 * overlap for overlap in found if overlap is not None]
     ratio = hodges_lehmann(ratios(took["ok"], took["unwatched"]))
     return {
-        "unwatched ms": statistics.median(took["unwatched"]),
-        "full / unwatched": ratio.value,
+        "bare ms": statistics.median(took["unwatched"]),
+        "full / bare": ratio.value,
         "low": ratio.low,
         "high": ratio.high,
         "overlap %": statistics.median(overlaps) if overlaps else None,

@@ -8,7 +8,7 @@ kept in a folder beside the results. Without a GPU, some of the jobs run on the 
 
 The columns:
     job           see `two_ranks_job.CASES`
-    exit          the exit code of the job, and of the unwatched one
+    exit          the exit code of the job, and of the bare one
     equal         whether all ranks' parameters are bit-identical to the unwatched job's; faults change none
     steps         that were recorded, of all ranks; all in full
     with times    of these, those whose GPU times came

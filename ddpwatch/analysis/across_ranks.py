@@ -108,7 +108,7 @@ class StepAcrossRanks:
         members_of: The members of a group, None if they are not known.
         shifts: Per rank what puts its stamps onto the time line; empty if all ranks stamp with one clock, or if nothing
             is known of their clocks.
-        counted: Whether statistics include it: on no rank was it warm-up, aborted or unwatched.
+        counted: Whether statistics include it: on no rank was it warm-up, aborted or bare.
         timed: Whether its collectives were timed on every rank.
         reduced: Whether gradients were reduced on every rank.
         ranks: The ranks' frames.

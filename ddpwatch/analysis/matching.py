@@ -3,7 +3,7 @@
 A rank counts its own steps. If it skips a batch, or starts to count again, its count no longer shows which of its steps
 belong to those of its peers. Collectives show that: all members of a group issue them in the same order. So a rank's
 step gets the number of the step in which the group's *lead*, its lowest rank that sends steps, issued the same first
-collective. The lead's own count is the run's. A step whose collectives are not known (an unwatched one, say) is counted
+collective. The lead's own count is the run's. A step whose collectives are not known (a bare one, say) is counted
 on from the last matched one. A step that a rank took alone, without a collective, has no number.
 """
 
@@ -70,7 +70,7 @@ class _Lead:
     def number_of(self, seq: int, counted: int) -> int:
         """Returns the number of a peer's step with that first collective.
 
-        If the lead's own step is unwatched, or lost, it lies between those that are known: there at ``counted``, if
+        If the lead's own step is bare, or lost, it lies between those that are known: there at ``counted``, if
         that is possible.
         """
         if (same := self.numbers.get(seq)) is not None:

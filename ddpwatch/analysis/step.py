@@ -37,7 +37,7 @@ class StepFigures(NamedTuple):
     Attributes:
         step_ns: From the end of the previous step's optimizer to the end of this one's.
         phases_ns: The `PHASES`; they add up to ``step_ns`` without remainder. Without "data" where waits for data were
-            not seen; empty for an unwatched or unresolved step.
+            not seen; empty for a bare or unresolved step.
         comm_ns: |C|; None if the completion of a bucket was not measured, 0 without communication.
         exposed_ns: |C| - |C ∩ K|; None if the completion of a bucket was not measured.
         overlap: |C ∩ K| / |C| from 0 to 1; None without communication, or if it was not measured.

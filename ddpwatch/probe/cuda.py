@@ -21,12 +21,12 @@ from typing import Any, Protocol
 
 from ddpwatch.probe.gpu_clock import GpuClockMap, Passage
 from ddpwatch.probe.record import BucketRecord, StepRecord
-from ddpwatch.sampling.levels import UNRESOLVED, UNWATCHED
+from ddpwatch.sampling.levels import BARE, UNRESOLVED
 
 # Events that the GPU has not passed yet, some 200 bytes each: of more, the oldest is lost, and its step with it. A job
 # hardly gets there: a queue of the driver's holds 1,021 launches (on an H100), then the host waits.
 MAX_AHEAD = 16_384
-TOGETHER_NS = 100_000_000  # for so long, unwatched steps wait to be resolved together: with cold caches, one took 40 µs
+TOGETHER_NS = 100_000_000  # for so long, bare steps wait to be resolved together: with cold caches, one took 40 µs
 
 
 class CudaEvent(Protocol):
@@ -111,7 +111,7 @@ class CudaClock:
         record.resolved = False
         self.captured_ns = None
         self._waiting.append(record)
-        if record.status != UNWATCHED or record.end - self._waiting[0].start >= TOGETHER_NS:
+        if record.status != BARE or record.end - self._waiting[0].start >= TOGETHER_NS:
             self.poll()
 
     def poll(self) -> None:

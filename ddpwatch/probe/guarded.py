@@ -96,7 +96,7 @@ class GuardedProbe(ABC):
         """Wraps a hook: ddpwatch's errors never reach the job, and its time is added to the step's own cost.
 
         Args:
-            call: The hook. Not called in an unwatched step.
+            call: The hook. Not called in a bare step.
             starts_step: Whether the hook may start a step; then it is always called.
             feature: What goes off after an error.
         """

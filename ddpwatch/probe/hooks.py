@@ -70,7 +70,7 @@ class DdpProbe(GuardedProbe):
         columns = guard.run("bucket layouts", parameter_columns, ddp) or {}
         self._param_columns: dict[str, Any] = {"params": [name for name, _ in named], **columns}
         # Only weak references to the module and what it owns: a watched model, its reducer and its process group die
-        # exactly when an unwatched one's would.
+        # exactly when a bare one's would.
         self._ddp = weakref.ref(ddp)
         self._has_stats = hasattr(ddp.reducer, "get_backward_stats")
         self._stats: list[int] | None = None  # DDP's ready times in this backward
@@ -203,7 +203,7 @@ class DdpProbe(GuardedProbe):
             self.guard.run("validations", self._recorder.validation_begin, self.in_eval)
             return
         timed = self.reducer_group is not None and self.reducer_group.timed
-        if not timed and self._recorder.forward_goes_unwatched(module.require_backward_grad_sync):
+        if not timed and self._recorder.forward_goes_by(module.require_backward_grad_sync):
             return
         self._in_backward = False
         if not _in_another():
@@ -236,7 +236,7 @@ class DdpProbe(GuardedProbe):
             DdpProbe._newest = weakref.ref(self)
             self._launched, self._stats, self._asked = [], None, False
             self._count_issued()
-            self._observed = not (self._blind or (self._host and self._recorder.shadow))
+            self._observed = not (self._blind or (self._host and not self._recorder.full))
             if self.reducer_group is not None and (ddp := self._ddp()) is not None:
                 self.reducer_group.switch(ddp, self._observed)  # nothing of this backward has been launched yet
                 pause_hook(ddp, False)
@@ -279,7 +279,7 @@ class DdpProbe(GuardedProbe):
             derive, known = (derive_launches, issued) if derived else (derive_ready, launched)
             work = derive, self._layout, self._stats, self._forward_end_ns, known
             record.later.append(partial(self.guard.run, "ready times", *work))
-        record.untimed = record.untimed or derived or not self.timed or self._recorder.shadow
+        record.untimed = record.untimed or derived or not self.timed or not self._recorder.full
 
     def _may_have_reduced(self, before: int | None, after: int | None) -> bool:
         """Returns whether a backward whose launches nobody saw has reduced, unlike `torch.autograd.grad`.
@@ -319,9 +319,9 @@ class DdpProbe(GuardedProbe):
     def before_launch(self) -> int:
         """Returns the stamp of a bucket's launch, 0 where the collective is left alone.
 
-        On a GPU, shadow steps have it as well: DDP's own ready times are the host's, which say nothing there.
+        On a GPU, light steps have it as well: DDP's own ready times are the host's, which say nothing there.
         """
-        if not self.active or (self._recorder.shadow and (self._host or not self._recorder.phase)):
+        if not self.active or (not self._recorder.full and (self._host or not self._recorder.phase)):
             self._asked = True
             return 0
         entered = 0 if self._host else time.monotonic_ns()
@@ -339,7 +339,7 @@ class DdpProbe(GuardedProbe):
         if entry is not None:
             self._launched.append(entry)
             entry.group, entry.seq = self._layout.group, self.issue_count()
-            if self.timed and not self._recorder.shadow:
+            if self.timed and self._recorder.full:
                 self._stamp_completion(entry, future())
             self._recorder.charge(time.monotonic_ns() - entered)
         return entry

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ddpwatch.common.intervals import Intervals, subtract, union
-from ddpwatch.sampling.levels import UNWATCHED
+from ddpwatch.sampling.levels import BARE
 from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, CollectiveOp, PhaseName, Span, Step, StepStatus
 
 PhaseSpan = tuple[PhaseName, int, int]
@@ -122,7 +122,7 @@ class StepRecord:
         self.step = self.slot = step
         self.start = start
         self.end = start
-        self.ends: list[int] = []  # of the steps before its last one, if it is of a stretch of unwatched steps
+        self.ends: list[int] = []  # of the steps before its last one, if it is of a stretch of bare steps
         self.sent = 0  # messages; written by the sender thread
         self.status: StepStatus = "ok"
         self.epoch = 0
@@ -148,7 +148,7 @@ class StepRecord:
 
     @property
     def steps(self) -> int:
-        """How many steps of it have not been sent: one, but for a stretch of unwatched steps."""
+        """How many steps of it have not been sent: one, but for a stretch of bare steps."""
         return 1 + len(self.ends) - self.sent
 
     def durations(self) -> Iterator[int]:
@@ -164,7 +164,7 @@ class StepRecord:
             dropped: Put into the messages.
             is_open: Whether its last step goes on, and has no message yet. Only of a stretch.
         """
-        if self.status != UNWATCHED and not self.ends:
+        if self.status != BARE and not self.ends:
             yield self.message(rank, dropped)
             return
         stamps = [self.start, *self.ends] if is_open else [self.start, *self.ends, self.end]
@@ -181,7 +181,7 @@ class StepRecord:
 
         Call it on the sender thread.
         """
-        if self.status == UNWATCHED:  # most steps of a fast job, and this competes with the training for its core
+        if self.status == BARE:  # most steps of a fast job, and this competes with the training for its core
             return next(self.messages(rank, dropped))
         later, self.later = self.later, []
         for work in later:

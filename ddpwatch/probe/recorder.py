@@ -17,7 +17,7 @@ from typing import Protocol
 from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.run.blackbox import BlackBox, Phase
 from ddpwatch.sampling.lease import Lease
-from ddpwatch.sampling.levels import FULL, LEVELS, SHADOW, UNWATCHED
+from ddpwatch.sampling.levels import BARE, FULL, LEVELS, LIGHT
 from ddpwatch.sampling.schedule import SamplingSchedule
 from ddpwatch.wire.messages import PhaseName, StepStatus
 
@@ -28,7 +28,7 @@ MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest cou
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
 MAX_BACKWARDS = 4096  # that have reduced nothing, in one step
 MAX_COLLECTIVES = 32_768  # of FSDP2's, in one step; more, and no forward that is seen follows
-STRETCH_NS = 25_000_000  # of unwatched steps: half of how far ahead the collector grants a budget
+STRETCH_NS = 25_000_000  # of bare steps: half of how far ahead the collector grants a budget
 
 
 def _no_loader() -> None:
@@ -64,10 +64,10 @@ class StepRecorder:
         on_validation: Takes the start and end (ns) of a validation, once training goes on.
 
     Attributes:
-        sampling: Chooses the shadow and unwatched steps; None to record every step in full.
+        sampling: Chooses the light and bare steps; None to record every step in full.
         lease: What the sampling may cost while somebody looks.
-        shadow: Whether the open step is a shadow, or unwatched.
-        phase: Where training is now; read by the sender thread. Empty in an unwatched step.
+        full: Whether the open step is, as far as is known.
+        phase: Where training is now; read by the sender thread. Empty in a bare step.
         last_hook: Id of the newest parameter of which `hook_fired` was called, or None.
         current: The open record, or None before the first forward.
         box: The black box, kept up to date.
@@ -89,7 +89,7 @@ class StepRecorder:
         self.gpu: GpuClock | None = None
         self.sampling: SamplingSchedule | None = None
         self.lease = Lease()
-        self.shadow = False
+        self.full = True
         self._cpu_ns: int | None = 0  # at the end of the step before; None if it was not needed
         self.current: StepRecord | None = None
         self.box = BlackBox()
@@ -97,14 +97,14 @@ class StepRecorder:
         self.last_hook: int | None = None
         self.steps = 0
         self.epoch = 0
-        self._stretch_end = 0  # the slot, and the time, at which the open stretch of unwatched steps ends
+        self._stretch_end = 0  # the slot, and the time, at which the open stretch of bare steps ends
         self._stretch_until = 0
         self._synced = 0  # steps that synchronised gradients
         self._unsynced = 0  # steps since the last of these
         self._syncs = False  # whether the open step is to do so
         self._phase_start = clock()
         self._forwards = 0  # since the last backward
-        self._most_forwards = MAX_FORWARDS  # in an unwatched step, whose backwards are not seen
+        self._most_forwards = MAX_FORWARDS  # in a bare step, whose backwards are not seen
         self._optimizer_end: int | None = None
         self._optimizer_seen = False
         self._optimizer_depth = 0
@@ -137,8 +137,8 @@ class StepRecorder:
 
     # -- forward ---------------------------------------------------------------------------------------------
 
-    def forward_goes_unwatched(self, syncs: bool = True) -> bool:
-        """Starts a forward; returns whether it is in a stretch of unwatched steps, where nothing more is to be done.
+    def forward_goes_by(self, syncs: bool = True) -> bool:
+        """Starts a forward; returns whether it is in a stretch of bare steps, where nothing more is to be done.
 
         Most steps of a fast job start here, in cold caches: a call more is noticeable, and so is a GPU's stamp. Else,
         see `forward_begin`.
@@ -161,7 +161,7 @@ class StepRecorder:
             self._synced, self._unsynced, self._syncs = slot, 0, syncs
             self.steps += 1
             self.phase, self._phase_start = "", now
-            self.box.begin_unwatched_step(self.steps, slot)
+            self.box.begin_bare_step(self.steps, slot)
         if self._waits:
             self._feeding = self._loader
             self._waits.clear()
@@ -196,14 +196,14 @@ class StepRecorder:
             self._activity_end, self._syncs = 0, False
             self._report_validation()
             self.current.status = self._level(self.current.slot, now)
-            self.shadow = self.current.status != FULL  # no call of levels here: it runs with cold caches
+            self.full = self.current.status == FULL  # no call of levels here: it runs with cold caches
             self._forwards = 0
-            if self.current.status == UNWATCHED:
+            if self.current.status == BARE:
                 self._begin_stretch(self.current, now)
         self._forwards += 1
         self._syncs = self._syncs or syncs
         self._feed(self.current)
-        if self.current.status == UNWATCHED:
+        if self.current.status == BARE:
             self._enter("", now)
             return closed
         now = self._stamp(now)
@@ -219,19 +219,19 @@ class StepRecorder:
         return now if self.gpu is None else self.clock()
 
     def _level(self, slot: int, now: int) -> StepStatus:
-        """Returns how much of the step that starts is recorded. Only an optimizer is sure to end an unwatched one."""
+        """Returns how much of the step that starts is recorded. Only an optimizer is sure to end a bare one."""
         if self.sampling is None:
             return FULL
         self.sampling.follow(self.lease.budget_ppm(slot, now))
-        if self._optimizer_seen and self.sampling.is_unwatched(slot):
-            return UNWATCHED
-        return SHADOW if self.sampling.is_shadow(slot) else FULL
+        if self._optimizer_seen and self.sampling.is_bare(slot):
+            return BARE
+        return LIGHT if self.sampling.is_light(slot) else FULL
 
     def _begin_stretch(self, record: StepRecord, now: int) -> None:
-        """Lets the steps after this unwatched one pass until then."""
+        """Lets the steps after this bare one pass until then."""
         record.epoch = self.epoch  # now: the sender may send some of its steps before it ends
         if self.sampling is not None:
-            self._stretch_end, self._stretch_until = self.sampling.unwatched_until(record.slot), now + STRETCH_NS
+            self._stretch_end, self._stretch_until = self.sampling.bare_until(record.slot), now + STRETCH_NS
 
     def _end_stretch(self) -> None:
         """Ends a stretch between two steps, or inside one: the finished steps leave, and the open one is alone."""
@@ -240,7 +240,7 @@ class StepRecorder:
             return
         record.end = record.ends.pop()
         self.current = StepRecord(self.steps, record.end)
-        self.current.slot, self.current.status = self._synced + self._unsynced, UNWATCHED
+        self.current.slot, self.current.status = self._synced + self._unsynced, BARE
         self._cpu_ns = None
         self._learn(record)
         self._hand_over(record)
@@ -255,7 +255,7 @@ class StepRecorder:
         if waits:
             self._feeding = self._loader
             self._waits.clear()
-        if record.status != UNWATCHED and (waits or self._feeding() is not None):
+        if record.status != BARE and (waits or self._feeding() is not None):
             if record.data is None:
                 record.data = waits
             else:
@@ -420,7 +420,7 @@ class StepRecorder:
         bucket = BucketRecord(module, index, nbytes, at)
         bucket.ready = ready_ns
         self.current.buckets.append(bucket)
-        if self.shadow:  # nobody will say that it is done
+        if not self.full:  # nobody will say that it is done
             self.current.untimed = True
         else:
             self.box.launch(index)
@@ -542,7 +542,7 @@ class StepRecorder:
             self._most_forwards = 2 * record.backwards
         record.end = end if end >= record.start else record.start
         record.epoch = self.epoch
-        if record.reductions or (record.status == UNWATCHED and self._syncs):
+        if record.reductions or (record.status == BARE and self._syncs):
             self._synced, self._unsynced = self._synced + 1, 0
         else:
             self._unsynced += 1

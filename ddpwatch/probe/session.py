@@ -132,7 +132,7 @@ class ProbeSession:
         device = device_of(model)
         if device.type == "cuda":
             self._use_gpu(device)
-        self.recorder.use(sampling=self._schedule(shadows=False))
+        self.recorder.use(sampling=self._schedule(light=False))
         backend, flags = backend_of(model), fsdp_flags(model)  # first, as they may miss something of FSDP2's
         probe = FsdpProbe(model, self._context())
         self._start_with(probe, model, backend, flags)
@@ -155,9 +155,9 @@ class ProbeSession:
         self._start_with(probe, ddp.module, backend, ddp_flags(ddp))
         return probe
 
-    def _schedule(self, shadows: bool = True, dear: bool = False) -> SamplingSchedule | None:
+    def _schedule(self, light: bool = True, dear: bool = False) -> SamplingSchedule | None:
         queue = self.queue  # the schedule must not own the session
-        return schedule_of(shadows=shadows, dear=dear, sender_clock=lambda: queue.sender_cpu_ns)
+        return schedule_of(light=light, dear=dear, sender_clock=lambda: queue.sender_cpu_ns)
 
     def _context(self) -> ProbeContext:
         queue = self.queue

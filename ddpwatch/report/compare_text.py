@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddpwatch.analysis.compare import RunComparison, RunDifference
+from ddpwatch.analysis.diagnosis.words.account_names import phase_name
 from ddpwatch.common.text import clean, number, percent, table
 from ddpwatch.report.lost import account_name
 
@@ -16,7 +17,7 @@ def render_compare(result: RunComparison) -> str:
     runs = result.runs
     rows = [["steps", *(str(run.steps) for run in runs)], ["step ms", *(number(run.step_ms_p50) for run in runs)]]
     rows += [
-        [f"  {phase}", *(number(run.phases_ms_p50[phase]) for run in runs)]
+        [f"  {phase_name(phase)}", *(number(run.phases_ms_p50[phase]) for run in runs)]
         for phase in (runs[0].phases_ms_p50 if runs else ())
     ]
     rows.append(["overlap", *(percent(run.overlap_p50) for run in runs)])

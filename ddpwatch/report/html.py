@@ -13,6 +13,8 @@ import msgspec
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
+from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.account_names import phase_name
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import USE_NAMES, bucket_keys, named_stretches
@@ -41,12 +43,13 @@ def render_html(report: Report, outline: Outline, layouts: list[Layout], version
         "report": _cleaned(report.as_json()),
         "lost": _cleaned(_lost(report)),
         "cost": " · ".join(filter(None, (cost_sentence(report), chosen_sentence(report)))),
-        "incidents": _cleaned([_incident(row) for row in report.incidents]),
+        "incidents": _cleaned([_incident(row, report) for row in report.incidents]),
         "points": [asdict(point) for point in outline.points],
         "stride": outline.stride,
         "steps": [_step(across, why) for across, why in outline.details()],
         "params": _cleaned(_params(layouts)),
         "uses": USE_NAMES,
+        "phases": {phase: phase_name(phase) for phase in report.phases_ms},
         "version": version,
     }
     encoded = msgspec.json.encode(data).decode()
@@ -72,10 +75,11 @@ def _lost(report: Report) -> dict[str, object]:
     return {"sentence": lost_sentence(report), "bar": bar, "header": table.header, "rows": table.rows}
 
 
-def _incident(row: IncidentFigures) -> dict[str, object]:
+def _incident(row: IncidentFigures, report: Report) -> dict[str, object]:
     return {
-        "kind": row.kind, "severity": row.severity, "message": row.message, "facts": worst.facts(row),
-        "details": worst.details(row), "evidence": worst.evidence(row), "next": f"next: {row.next_step}",
+        "kind": KINDS[row.kind].name, "severity": row.severity, "message": row.message,
+        "facts": worst.facts(row, report), "details": worst.details(row), "evidence": worst.evidence(row),
+        "next": f"next: {row.next_step}",
         "since": row.since_step, "until": row.until_step,
     }  # fmt: skip
 

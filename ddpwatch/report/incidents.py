@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
@@ -25,17 +26,18 @@ def shown(incidents: Sequence[IncidentFigures]) -> tuple[Sequence[IncidentFigure
     return incidents[:MOST_INCIDENTS], f"… {more} more" if more > 0 else ""
 
 
-def facts(row: IncidentFigures) -> str:
-    """Returns when an incident struck, what it cost, what its end would gain."""
+def facts(row: IncidentFigures, report: Report) -> str:
+    """Returns when an incident of that report struck, what it cost, what its end would gain."""
     found = [_when(row)]
     if row.period is not None and " in every " not in row.message:
         found.append(f"every {ordinal(row.period)} step")
     if row.seconds:
-        found.append(f"{seconds_text(row.seconds * NS_PER_S)} rank-s, {share_text(row.share)} of the run")
+        unit = rank_seconds(report.run.timing_source)
+        found.append(f"{seconds_text(row.seconds * NS_PER_S)} {unit}, {share_text(row.share)} of the run")
     if row.gain:
         found.append(f"a step would be {percent(row.gain, 1)} shorter without it")
     if row.kind != "death":
-        found.append("lasts to the end" if row.open else "over")
+        found.append("ongoing at the end" if row.open else "over")
     return " · ".join(filter(None, found))
 
 

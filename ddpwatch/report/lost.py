@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddpwatch.analysis.compare import AccountChange
 from ddpwatch.analysis.diagnosis.incident import LOST
 from ddpwatch.analysis.diagnosis.incident_json import AccountFigures
-from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
+from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase, rank_seconds
 from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import number, percent, run_size
 from ddpwatch.report.tables import Table
@@ -17,9 +17,9 @@ MOST_ROWS = 16
 LEAST_SHARE = 0.0005  # below, a share is shown as 0.0 %
 PARTS = {  # of the bar, by account
     "compute": "compute", "waiting": "waiting", "jitter": "waiting", "transfer": "communication",
-    "exposed": "communication", "input": "input", "pause": "pauses", "startup": "other", "other": "other",
+    "exposed": "communication", "input": "input", "pause": "pauses", "startup": "rest", "other": "rest",
 }  # fmt: skip
-CELLS = {"compute": "█", "waiting": "▓", "communication": "▒", "input": "░", "pauses": "▚", "other": "·"}
+CELLS = {"compute": "█", "waiting": "▓", "communication": "▒", "input": "░", "pauses": "▚", "rest": "·"}
 
 
 def lost_sentence(report: Report) -> str:
@@ -64,14 +64,14 @@ def account_table(report: Report) -> Table:
     rows = [[account_name(row), number(row.seconds), percent(row.share, 1)] for row in accounts[:MOST_ROWS]]
     if rest := accounts[MOST_ROWS:]:
         rows.append([f"{len(rest)} more", number(sum(row.seconds for row in rest)), percent(_shares(rest), 1)])
-    return Table("Where the time went", ["account", "rank-s", "share"], rows)
+    return Table("Where the time went", ["account", rank_seconds(report.run.timing_source), "share"], rows)
 
 
 def bar_parts(accounts: Sequence[AccountFigures]) -> dict[str, float]:
     """Returns the shares of the bar, in its order, without those that are too small to show."""
     shares = dict.fromkeys(CELLS, 0.0)
     for row in accounts:
-        shares[PARTS.get(row.account, "other")] += row.share or 0.0
+        shares[PARTS.get(row.account, "rest")] += row.share or 0.0
     return {part: share for part, share in shares.items() if share >= LEAST_SHARE}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import UNKNOWN, clean, number, percent
 from ddpwatch.report import incidents as worst
@@ -11,7 +12,7 @@ from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
 
 BAR_WIDTH = 60
-_OMITTED = ("own cost", "ready ms")  # so that a table fits into a page
+_OMITTED = ("overhead", "ready ms")  # so that a table fits into a page
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~@!])")
 
 
@@ -51,7 +52,8 @@ def _incidents(report: Report) -> list[str]:
     found, more = worst.shown(report.incidents)
     lines = [f"**Verdict**: {plain(report.verdict.text)}", ""]
     for row in found:
-        lines.append(f"- **{row.kind}** ({row.severity}): {plain(row.message)} · {plain(worst.facts(row))}")
+        facts = plain(worst.facts(row, report))
+        lines.append(f"- **{KINDS[row.kind].name}** ({row.severity}): {plain(row.message)} · {facts}")
         lines += [f"  - {plain(line.strip())}" for line in worst.lines_below(row)]
     return [*lines, *([f"- {more}"] if more else [])]
 

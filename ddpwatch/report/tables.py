@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ddpwatch.analysis.diagnosis.words.account_names import phase_name
 from ddpwatch.analysis.figures import BucketFigures, RankFigures, Report
 from ddpwatch.analysis.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
@@ -36,8 +37,8 @@ RANK_COLUMNS: Columns[RankFigures] = {
     "overlap": lambda row: percent(row.overlap),
     "exposed ms": lambda row: number(row.exposed_ms),
     CLOCK_COLUMN: lambda row: number(row.clock_error_ms),
-    "dropped": lambda row: str(row.dropped),
-    "own cost": lambda row: percent(row.own_cost_ratio, 2),
+    "lost messages": lambda row: str(row.dropped),
+    "overhead": lambda row: percent(row.own_cost_ratio, 2),
     "end": lambda row: describe_end(row.end) if row.end else UNKNOWN,
 }
 USE_COLUMN = "collective"
@@ -80,7 +81,7 @@ def _phases(report: Report) -> Table:
     step_ms, rows = report.steps.step_ms, []
     if step_ms:
         phases = report.phases_ms.items()
-        rows = [[name, number(ms), percent(None if ms is None else ms / step_ms)] for name, ms in phases]
+        rows = [[phase_name(name), number(ms), percent(None if ms is None else ms / step_ms)] for name, ms in phases]
     return Table("The mean step", ["phase", "ms", "share"], rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Report, StepCounts
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, size, table
 from ddpwatch.report import incidents as worst
@@ -20,13 +21,13 @@ def render_report(report: Report) -> str:
 
 
 def cost_sentence(report: Report) -> str:
-    """Returns what watching cost; empty if that is not known."""
+    """Returns the overhead; empty if that is not known."""
     cost = report.cost
     if cost.ratio is None:
         return ""
     return (
-        f"watching cost {percent(cost.ratio, 2)} of the step (95 % interval {percent(cost.low, 2)} to "
-        f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with unwatched steps)"
+        f"overhead {percent(cost.ratio, 2)} of the step (95 % interval {percent(cost.low, 2)} to "
+        f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with bare steps)"
     )
 
 
@@ -53,8 +54,8 @@ def _head(report: Report) -> list[str]:
         f"{clean(run.id or 'run')}: {clean(run.model or '?')} on {run.world_size or UNKNOWN} ranks "
         f"({clean(run.backend or '?')}, torch {clean(run.torch or '?')}, {hosts}), times from {source} stamps",
         f"{steps.count} step{'s' * (steps.count != 1)} "
-        f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} shadow, "
-        f"{steps.unwatched} unwatched{_unresolved(steps)}), "
+        f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} light, "
+        f"{steps.unwatched} bare{_unresolved(steps)}), "
         f"p50 {number(steps.step_ms_p50)} ms, p90 {number(steps.step_ms_p90)} ms",
         f"step {number(steps.step_ms)} ms, overlap {percent(overlap.ratio)}, communication "
         f"{number(overlap.comm_ms)} ms, of that exposed {number(overlap.exposed_ms)} ms "
@@ -88,7 +89,7 @@ def _incidents(report: Report) -> list[str]:
     found, more = worst.shown(report.incidents)
     lines = ["Incidents", f"verdict: {clean(report.verdict.text)}"]
     for row in found:
-        lines.append(f"[{row.severity}] {row.kind}: {clean(row.message)} · {worst.facts(row)}")
+        lines.append(f"[{row.severity}] {KINDS[row.kind].name}: {clean(row.message)} · {worst.facts(row, report)}")
         lines += [f"    {clean(line)}" for line in worst.lines_below(row)]
     return [*lines, *([more] if more else [])]
 

@@ -20,11 +20,11 @@ from typing import Final, Literal, get_args
 
 from ddpwatch.run.regular import read_regular
 
-# Where training is. "" is an unwatched step; "between" lies inside a step, outside its recorded phases.
+# Where training is. "" is a bare step; "between" lies inside a step, outside its recorded phases.
 Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimizer"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 _CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
-_UNWATCHED_CODE: Final = _CODES[""]
+_BARE_CODE: Final = _CODES[""]
 _HEAD: Final = struct.Struct("=8sQB7xQ")  # in this host's order, as are the words
 _STEP_WORD: Final = 1  # of 8 bytes
 _PHASE_AT: Final = 16
@@ -70,12 +70,12 @@ class BlackBox:
         words[_STEP_WORD] = step
         words[_SLOT_WORD] = slot
 
-    def begin_unwatched_step(self, step: int, slot: int) -> None:
+    def begin_bare_step(self, step: int, slot: int) -> None:
         """Does `begin_step` and `enter` in one call, for the steps in which as little as possible runs."""
         words = self._words
         words[_STEP_WORD] = step
         words[_SLOT_WORD] = slot
-        self._page[_PHASE_AT] = _UNWATCHED_CODE
+        self._page[_PHASE_AT] = _BARE_CODE
 
     def enter(self, phase: Phase) -> None:
         """Notes the phase that starts. One byte: this runs several times a step, in cold caches."""

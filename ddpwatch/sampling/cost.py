@@ -1,6 +1,6 @@
 """What watching costs the job, from the differences between neighbouring steps of different levels.
 
-Unwatched, shadow and full steps lie side by side in one run (`ddpwatch.sampling.schedule`). So a step of one level is
+Bare, light and full steps lie side by side in one run (`ddpwatch.sampling.schedule`). So a step of one level is
 compared with its two neighbours of another: the difference in the CPU time of the rank's process is the cost of the
 additional watching. CPU time, because a step's duration also includes what other ranks and the network did. That of the
 sender thread is apart: it falls into any step, so it is no difference between neighbours, and counts as it is.
@@ -15,7 +15,7 @@ from math import hypot
 from statistics import fmean, median
 
 from ddpwatch.common.statistics import median_bounds
-from ddpwatch.sampling.levels import FULL, LEVELS, SHADOW, UNWATCHED, is_watched
+from ddpwatch.sampling.levels import BARE, FULL, LEVELS, LIGHT, is_watched
 from ddpwatch.wire.messages import Step
 
 KEEP_PAIRS = 2048
@@ -32,10 +32,10 @@ class Cost:
     """What watching costs, as a share of the step.
 
     Attributes:
-        ratio: (Sum over the levels of the extra CPU time against an unwatched step × the level's share + what the hooks
-            measure of themselves in an unwatched step + the sender thread's CPU time per step) / median step.
+        ratio: (Sum over the levels of the extra CPU time against a bare step × the level's share + what the hooks
+            measure of themselves in a bare step + the sender thread's CPU time per step) / median step.
         low, high: The 95 % interval, from order statistics of the differences (no assumption on their distribution).
-        pairs: How many comparisons of watched and unwatched steps it rests on.
+        pairs: How many comparisons of watched and bare steps it rests on.
         full_share: The share of full steps.
     """
 
@@ -144,37 +144,37 @@ class CostMeter:
         if not step_ns:
             return None
         levels, count = Counter(self._levels), len(self._levels)
-        for terms in self._ways(levels[FULL], levels[SHADOW]):
+        for terms in self._ways(levels[FULL], levels[LIGHT]):
             found = [(steps / count, known) for steps, known in terms if known is not None]
             if len(found) == len(terms) and all(known.enough(share) for share, known in found):
                 return _cost(found, self._own_ns() + fmean(self._sender), step_ns, levels[FULL] / count)
         return None
 
     def _own_ns(self) -> float:
-        """Returns what the hooks measure of themselves in an unwatched step.
+        """Returns what the hooks measure of themselves in a bare step.
 
         More where CPU time is taken than elsewhere.
         """
         kinds = [[own_ns for kind, own_ns in self._own if kind is without_cpu] for without_cpu in (False, True)]
         return sum(len(kind) * median(kind) for kind in kinds if kind) / len(self._own)
 
-    def _ways(self, full: int, shadow: int) -> Iterator[list[tuple[int, Differences | None]]]:
-        """Yields numbers of steps, and the extra cost of each: a full step's is against an unwatched one, or a shadow.
+    def _ways(self, full: int, light: int) -> Iterator[list[tuple[int, Differences | None]]]:
+        """Yields numbers of steps, and the extra cost of each: a full step's is against a bare one, or a light one.
 
         The best way comes first. When a viewer comes or goes, most steps change their level, and for a while only the
         comparisons from before are enough.
         """
         direct, watched, further = (
-            self.differences.get(levels) for levels in ((UNWATCHED, FULL), (UNWATCHED, SHADOW), (SHADOW, FULL))
+            self.differences.get(levels) for levels in ((BARE, FULL), (BARE, LIGHT), (LIGHT, FULL))
         )
-        apart = [(shadow, watched), (full, direct)]
-        chained = [(full + shadow, watched), (full, further)]
-        if full and shadow:
+        apart = [(light, watched), (full, direct)]
+        chained = [(full + light, watched), (full, further)]
+        if full and light:
             yield from (apart, chained) if _count(direct) > _count(further) else (chained, apart)
         elif full:
             yield from ([(full, direct)], chained)
         else:
-            yield [(shadow, watched)]
+            yield [(light, watched)]
 
 
 def _count(known: Differences | None) -> int:

@@ -17,14 +17,14 @@ from typing import Final
 from ddpwatch.wire.messages import StepStatus
 
 FULL: Final = "ok"
-SHADOW: Final = "shadow"
-UNWATCHED: Final = "unwatched"
+LIGHT: Final = "shadow"
+BARE: Final = "unwatched"
 UNRESOLVED: Final = "unresolved"
-LEVELS: Final = (UNWATCHED, SHADOW, FULL)  # from the least recorded to the most
+LEVELS: Final = (BARE, LIGHT, FULL)  # from the least recorded to the most
 
-_COUNTED = frozenset((FULL, SHADOW))
-_UNWATCHED = frozenset((UNWATCHED, UNRESOLVED))
-_UNTIMED = _UNWATCHED | {SHADOW}
+_COUNTED = frozenset((FULL, LIGHT))
+_BARE = frozenset((BARE, UNRESOLVED))
+_UNTIMED = _BARE | {LIGHT}
 _NAMES = {"warmup": "warm-up"}
 
 
@@ -40,7 +40,7 @@ def is_timed(status: StepStatus) -> bool:
 
 def is_watched(status: StepStatus) -> bool:
     """Returns whether more than its start and end is known."""
-    return status not in _UNWATCHED
+    return status not in _BARE
 
 
 def is_odd(status: StepStatus) -> bool:

@@ -2,11 +2,11 @@
 
 To see a bucket's collective, Python has to run in the middle of a backward that otherwise runs none. The code itself
 takes a few microseconds; its cold caches, and those it leaves to the backward, cost several times that. So only some
-steps are *full*. A *shadow* step leaves the collectives alone: it has its phases, and what DDP records by itself (when
-each gradient arrived, hence when each bucket was launched). Of an *unwatched* step only start and end are known. Steps
+steps are *full*. A *light* step leaves the collectives alone: it has its phases, and what DDP records by itself (when
+each gradient arrived, hence when each bucket was launched). Of a *bare* step only start and end are known. Steps
 of all levels are neighbours, so comparing them shows the cost at any time (`ddpwatch.sampling.cost`).
 
-A shadow step costs 0.1 to 0.3 ms: nothing in a step of half a second, but 0.2 % of one of 100 ms. So where steps are
+A light step costs 0.1 to 0.3 ms: nothing in a step of half a second, but 0.2 % of one of 100 ms. So where steps are
 short, fewer are watched: every second one from 25 ms on, and of shorter ones as few as 10 per second, which is enough
 to look at and to judge by.
 
@@ -27,7 +27,7 @@ from math import inf
 from ddpwatch.common.statistics import median
 from ddpwatch.errors import UsageError
 from ddpwatch.sampling.lease import FULL_PPM, detail_of_job
-from ddpwatch.sampling.levels import FULL, UNWATCHED
+from ddpwatch.sampling.levels import BARE, FULL
 
 WATCHED_BUDGET = 0.002  # of a step: for watching at all
 FULL_BUDGET = 0.00075  # of a step: for full steps on top; together below the 0.3 % that ddpwatch promises
@@ -38,10 +38,10 @@ MOST_TIMES = 32
 FULL_PERIOD_TIMES = 16  # of full steps: so much longer than n
 FIRST_FULL_STEPS = 12  # from the start, while DDP settles its buckets
 DEAR_TIMES = 4  # as long may the watched steps' period be where each costs about as much as a full one
-COST_PER_OWN = 2  # of watched and unwatched steps: what the hooks measure of themselves is half of what they cost
+COST_PER_OWN = 2  # of watched and bare steps: what the hooks measure of themselves is half of what they cost
 LEAST_BUDGET = 1e-6
 SENDER_NS = 2_000_000_000  # of steps, of which the sender thread's share is taken: it wakes twice a second
-UNWATCHED_PERIOD = 32  # at least one step of each is unwatched
+BARE_PERIOD = 32  # at least one step of each is bare
 STEPS_PER_DECISION = 8
 CPU_PERIOD = 16  # of watched steps, from which on CPU time is taken only around them
 _ANY_NS = 1 << 62
@@ -121,7 +121,7 @@ class SamplingSchedule:
     """Chooses the level of each step.
 
     Args:
-        shadows: Whether there are shadow steps. Without them, every watched step is full, and fewer are watched.
+        light: Whether there are light steps. Without them, every watched step is full, and fewer are watched.
         own_ppm: The job's own budget, without a lease.
         dear: Whether a watched step costs about as much as a full one: then, too, fewer are watched.
         sender_clock: CPU time of ddpwatch's own thread, ns: it holds the GIL, so it counts like the hooks.
@@ -135,20 +135,20 @@ class SamplingSchedule:
 
     def __init__(
         self,
-        shadows: bool = True,
+        light: bool = True,
         own_ppm: int = 0,
         dear: bool = False,
         sender_clock: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD if dear or not shadows else LONGEST_WATCHED_PERIOD
+        self._longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD if dear or not light else LONGEST_WATCHED_PERIOD
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=6, longest=LONGEST_FULL_PERIOD)
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=COST_PER_OWN, longest=self._longest)
         self._own_ppm = own_ppm
         self._step_ns = SHORT_NS  # a moving average
         self._limits_hold = (SHORT_NS // 2, _ANY_NS)  # the average: longer than, and up to
         self._lease_ppm = 0
-        self._shadows = shadows
-        self._unwatched = 0.0  # what the hooks cost in an unwatched step, as a share of it: a moving average
+        self._light = light
+        self._bare = 0.0  # what the hooks cost in a bare step, as a share of it: a moving average
         self._sender = 0.0  # what the sender thread costs, as a share of all steps
         self._sender_clock = sender_clock
         self._sender_ns = 0
@@ -168,10 +168,10 @@ class SamplingSchedule:
         shorter, longest = self._limits_hold
         if not shorter < self._step_ns <= longest:
             self._limit()
-        if level == UNWATCHED:
-            self._unwatched += (COST_PER_OWN * own_ns / max(1, step_ns) - self._unwatched) / 64
+        if level == BARE:
+            self._bare += (COST_PER_OWN * own_ns / max(1, step_ns) - self._bare) / 64
             return
-        full = level == FULL and self._shadows
+        full = level == FULL and self._light
         if (self.full if full else self.watched).learn(own_ns, step_ns):
             self._allow()
 
@@ -188,7 +188,7 @@ class SamplingSchedule:
     def _allow(self, at_once: bool = False) -> None:
         """Gives half of a lease to watching at all, and the rest to full steps. A lease never asks for less.
 
-        What unwatched steps and the sender cost is taken from both. A lease of 100 % asks for all that there is, so
+        What bare steps and the sender cost is taken from both. A lease of 100 % asks for all that there is, so
         that a noisy estimate of the cost takes no full step away.
         """
         budget = inf if self._lease_ppm == FULL_PPM else self._lease_ppm / FULL_PPM
@@ -204,25 +204,25 @@ class SamplingSchedule:
             before, self._sender_ns = self._sender_ns, self._sender_clock()
             self._sender = (self._sender_ns - before) / self._since_ns
             self._since_ns = 0
-        return self._unwatched + self._sender
+        return self._bare + self._sender
 
-    def is_shadow(self, step: int) -> bool:
-        """Returns whether this step, if it is watched (see `is_unwatched`), is a shadow step."""
-        return self._shadows and step >= FIRST_FULL_STEPS and step != self.full.chosen(step)
+    def is_light(self, step: int) -> bool:
+        """Returns whether this step, if it is watched (see `is_bare`), is a light step."""
+        return self._light and step >= FIRST_FULL_STEPS and step != self.full.chosen(step)
 
-    def is_unwatched(self, step: int) -> bool:
-        """Returns whether this step is unwatched.
+    def is_bare(self, step: int) -> bool:
+        """Returns whether this step is bare.
 
-        If most are watched, both of its neighbours are usually shadow steps.
+        If most are watched, both of its neighbours are usually light steps.
         """
-        if step < UNWATCHED_PERIOD:
+        if step < BARE_PERIOD:
             return False
         if self.watched.value > 1:
             return step != self.watched.chosen(step)
-        return is_sampled(step ^ 2, UNWATCHED_PERIOD)  # ^ 2: away from the full steps
+        return is_sampled(step ^ 2, BARE_PERIOD)  # ^ 2: away from the full steps
 
-    def unwatched_until(self, step: int) -> int:
-        """Returns the next step, after this unwatched one, at whose start there is something to do.
+    def bare_until(self, step: int) -> int:
+        """Returns the next step, after this bare one, at whose start there is something to do.
 
         Most cost nothing so.
         """
@@ -241,14 +241,14 @@ class SamplingSchedule:
 
 def schedule_of(
     environment: Mapping[str, str] = os.environ,
-    shadows: bool = True,
+    light: bool = True,
     dear: bool = False,
     sender_clock: Callable[[], int] = lambda: 0,
 ) -> SamplingSchedule | None:
-    """Returns the schedule of this process, with or without shadow steps; None if every step shall be full.
+    """Returns the schedule of this process, with or without light steps; None if every step shall be full.
 
     See `SamplingSchedule` for the rest. ``DDPWATCH_DETAIL`` chooses (see `detail_of_job`); ``full`` is for truth: not
-    even one step in 32 is unwatched.
+    even one step in 32 is bare.
     """
     if environment.get("DDPWATCH_DETAIL") == "full":
         return None
@@ -257,7 +257,7 @@ def schedule_of(
     except UsageError as error:
         _log.warning("DDPWATCH_DETAIL: %s; hint: %s", error.message, error.hint)
         own_ppm = 0
-    return SamplingSchedule(shadows, own_ppm, dear, sender_clock)
+    return SamplingSchedule(light, own_ppm, dear, sender_clock)
 
 
 def is_sampled(step: int, period: int) -> bool:

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from ddpwatch.common.statistics import median_low
-from ddpwatch.sampling.levels import UNWATCHED, is_counted
+from ddpwatch.sampling.levels import BARE, is_counted
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Step
 
 STILL_NS: Final = 3_000_000_000
@@ -44,7 +44,7 @@ class Stillness:
 
     def add_step(self, step: Step) -> None:
         """Takes the rank's next step."""
-        if is_counted(step.status) or step.status == UNWATCHED:
+        if is_counted(step.status) or step.status == BARE:
             self._steps.append(step.duration_ns)
 
     def add_beat(self, beat: Beat) -> None:

@@ -122,7 +122,8 @@ class ViewerSession:
 
     def _log_incidents(self) -> None:
         """Logs what has started and ended since the last look."""
-        self.log.log_incidents(self._builder.diagnosis(self.state).incidents, self.state.now_ns)
+        found = self._builder.diagnosis(self.state)
+        self.log.log_incidents(found.incidents, self.state.now_ns, found.unit)
 
     def add_output(self, lines: Iterable[str], unfinished: str, wall_s: float) -> None:
         """Takes lines of the job's output (see `JobOutput.add_output`)."""
@@ -205,7 +206,7 @@ class ViewerSession:
         if facts is not None:
             facts = of_whole(facts, whole, overview.newest_step, self.state)
         found = whole if whole.whole else replace(overview.diagnosed, progress=whole.progress)
-        return replace(overview, diagnosed=replace(found, slowest=slowest), facts=facts)
+        return replace(overview, diagnosed=replace(found, slowest=slowest, unit=self.state.unit), facts=facts)
 
     @property
     def steps(self) -> Sequence[StepAcrossRanks]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.incident_news import (
     IncidentNews,
     News,
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 EVERY_S = 2.0
 INDENT = " " * 10  # of lines about incidents: as far as the step
 HEADER = (
-    f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'full':>5}  {'drops':>5}  "
-    "what stands out"
+    f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'in full':>7}  what stands out"
 )
 
 
@@ -85,7 +85,7 @@ class RunLines:
         state = self.state
         incidents = state.diagnosis.incidents()
         news = self._news.take_incidents(incidents, state.now_ns)
-        changes = [line for item in news if item.incident.severity != "info" for line in _news_lines(item)]
+        changes = [line for item in news if item.incident.severity != "info" for line in _news_lines(item, state.unit)]
         return [*self._pointer(), *self._untested_torch(), *changes, line(state, incidents)]
 
     def _pointer(self) -> list[str]:
@@ -113,7 +113,17 @@ class RunLines:
         """
         diagnosis = self.state.diagnosis
         incidents, lost = diagnosis.incidents(), lost_text(diagnosis.lost())
-        rows = [[row.kind, _ranks(row), steps_text(row), cost_text(row), clean(message_text(row))] for row in incidents]
+        unit = self.state.unit
+        rows = [
+            [
+                KINDS[row.kind].name,
+                _ranks(row),
+                steps_text(row),
+                cost_text(row, unit),
+                clean(message_text(row)),
+            ]
+            for row in incidents
+        ]
         heading = f"incidents{stretch}: {len(rows)}" + (f"; {lost}" if lost else "")
         lines = [
             line
@@ -123,10 +133,10 @@ class RunLines:
         return [heading, *lines] if self.state.steps else []
 
 
-def _news_lines(news: News) -> list[str]:
+def _news_lines(news: News, unit: str) -> list[str]:
     """Returns what is new, and what to do about what has started."""
     step = f"{INDENT}next: {clean(news.incident.next_step)}"
-    return [f"{INDENT}{clean(news.text)}", *([step] if news.what == "started" else [])]
+    return [f"{INDENT}{clean(news.text(unit))}", *([step] if news.what == "started" else [])]
 
 
 def _ranks(incident: Incident) -> str:
@@ -147,21 +157,21 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
         f"{number(to_ms(summary.step_ns)):>8}  {percent(summary.overlap):>7}  {number(to_ms(summary.exposed_ns)):>10}  "
-        f"{_full(state):>5}  {state.dropped:>5}  {_notes(state)}{clean(found.text)}"
+        f"{_full(state):>7}  {_notes(state)}{clean(found.text)}"
     )
 
 
 def _full(state: RunState) -> str:
-    """Returns how many of the newest steps are full."""
+    """Returns how many of the newest steps are timed in full."""
     full, steps = state.cost.newest_full()
     return f"{full}/{steps}" if steps else UNKNOWN
 
 
 def _notes(state: RunState) -> str:
-    """Returns what is off, what sampling may cost, collectors that were started again, an error of the recording."""
+    """Returns what is off, messages lost, collectors that were started again, an error of the recording."""
     status, notes = state.status, "".join(f"{clean(off.label)}; " for off in state.off.found())
-    if status is not None and status.lease_ppm is not None:
-        notes += f"budget {status.lease_ppm / 1e4:g} %; "
+    if state.dropped:
+        notes += f"{state.dropped} lost message{'s' * (state.dropped > 1)}; "
     if status is not None and status.restarts:
         missing = UNKNOWN if state.missing_steps is None else state.missing_steps
         notes += f"collector restarts: {status.restarts}, {missing} steps missing; "

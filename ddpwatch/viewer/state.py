@@ -16,6 +16,7 @@ from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.device_samples import DeviceSamples
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
+from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
@@ -281,6 +282,11 @@ class RunState:
         """Frames that ranks and agents dropped, as they say themselves."""
         ranks = sum(rank.dropped for rank in self.ranks.values())
         return ranks + sum(node.dropped for node in self.nodes.values())
+
+    @property
+    def unit(self) -> str:
+        """What rank-time is counted in."""
+        return rank_seconds(next((rank.hello.timing_source for rank in self.ranks.values() if rank.hello), None))
 
     @property
     def missing_steps(self) -> int | None:

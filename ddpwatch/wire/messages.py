@@ -252,7 +252,7 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True, omit_defa
     """A rank's sign of life, about twice a second: where it is now, and which buckets it waits for.
 
     ``issued`` is how many collectives it has issued, where its process groups count them, and ``issued_in`` how many in
-    which group: pairs of a group's id and a count. The phase is empty in an unwatched step; there, these show which
+    which group: pairs of a group's id and a count. The phase is empty in a bare step; there, these show which
     rank the others wait for.
 
     ``activity`` is what the rank does besides, since ``activity_since_ns``, and what may last: ``data`` (a wait for the

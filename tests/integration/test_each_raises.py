@@ -47,7 +47,7 @@ def test_each_function_raises_once(shape: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["returns", "raises", "exits", "exits hard", "forks"])
 @pytest.mark.usefixtures("run_directory")
 def test_what_runs_at_the_end_raises(how: str, tmp_path: Path) -> None:
-    """Exit handlers, `os._exit`, and what forked children run; the job ends as the unwatched one does."""
+    """Exit handlers, `os._exit`, and what forked children run; the job ends as the bare one does."""
     ends = []
     for files in ([], [str(tmp_path / "raised")]):
         with Job(SCRIPTS / "end_raises.py", how, *files, ranks=1, log=tmp_path / "log") as job:

@@ -33,7 +33,7 @@ from tests.support.jobs import (
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 SPAWNED = str(SCRIPTS / "unmodified" / "spawned.py")
-UNWATCHED = "ddpwatch: DDPWATCH=0: the command runs unwatched\n"
+BARE = "ddpwatch: DDPWATCH=0: the command runs unwatched\n"
 SIGNALS = ["HUP", "INT", "QUIT", "TERM", "USR1", "USR2"]
 # Says how it finds the signals.
 BEGIN = f"""
@@ -93,7 +93,7 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     job = forked_command(0, None, SPAWNED, str(tmp_path / "store"), "--alone")
     done = ddpwatch(*command, *job, DDPWATCH="0", **{ADDRESS: server_address()})
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(UNWATCHED)
+    assert done.stderr.startswith(BARE)
     assert not file.exists()
 
 
@@ -102,7 +102,7 @@ def test_turned_off_the_command_takes_our_place() -> None:
     with running(*DDPWATCH, "run", "--", sys.executable, "-c", tell, DDPWATCH="0", PYTHONPATH="here") as process:
         out, err = process.communicate("input")
     pid, environment, heard = json.loads(out)
-    assert (process.returncode, pid, heard, err) == (7, process.pid, "input", UNWATCHED)
+    assert (process.returncode, pid, heard, err) == (7, process.pid, "input", BARE)
     assert environment["PYTHONPATH"] == "here"
     assert "DDPWATCH_RUN" not in environment
     pipe = ddpwatch("run", "--", "sh", "-c", "kill -PIPE $$; echo SIGPIPE was ignored", DDPWATCH="0")
@@ -279,7 +279,7 @@ def test_a_directory_that_becomes_unusable_does_not_change_the_exit_code(tmp_pat
 
 
 def _is_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    error, hint = done.stderr.removeprefix(UNWATCHED).splitlines()
+    error, hint = done.stderr.removeprefix(BARE).splitlines()
     assert done.returncode == 2
     assert done.stdout == ""
     assert error.startswith("ddpwatch: error: ")

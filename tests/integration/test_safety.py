@@ -176,7 +176,7 @@ def sections(log: Path) -> Sections:
 
 
 def seen(file: Path, times: Path, ranks: int) -> list[dict[str, int]]:
-    """How many steps with a reduction (or shadow steps) the recording holds, by rank and case."""
+    """How many steps with a reduction (or light steps) the recording holds, by rank and case."""
     steps = [message for message, _ in Recording(file) if isinstance(message, Step)]
     steps = [step for step in steps if step.comm_label or step.status == "shadow"]
     cases = [json.loads((times / f"times.{rank}.json").read_text()) for rank in range(ranks)]

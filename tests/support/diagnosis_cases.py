@@ -51,7 +51,7 @@ SIZELESS = ("stall", "checkpoint", "checkpoint_rank0", "validation")  # they tak
 MANY_RANKS, MOST_RANKS, HUGE_KINDS = 8, 64, ("constant", "periodic", "stall")  # of larger jobs, fewer are played
 STEP_NS = (40_000_000, 400_000_000)
 UNIFORM_STEP_NS = 120_000_000  # at least, where noise is 0 to 20 ms
-SHORT_STEP_NS = 166_000_000  # below, every second step is unwatched
+SHORT_STEP_NS = 166_000_000  # below, every second step is bare
 SETTLED_STEP = 40
 LAYERS = PARAMS // LAYER_PARAMS
 SPLIT_PHASES = ("data", "forward", "backward")
@@ -86,7 +86,7 @@ class Truth:
         strikes: The steps that it strikes.
         slack: How many steps the diagnosis may be wrong about where it starts.
         cost_ns: What it costs, measured by comparison with a job without it.
-        hidden: It strikes in unwatched steps only: whose doing it is cannot be known.
+        hidden: It strikes in bare steps only: whose doing it is cannot be known.
         cost_of: Whose time that is: what the other ranks wait, or what all ranks spend on it, in the steps it strikes.
     """
 

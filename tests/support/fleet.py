@@ -5,7 +5,7 @@ on one wire: a transfer starts once the last rank has launched it and the wire i
 next step starts where each rank's own step ends. `Disturbance` is what goes wrong. A fleet with the same seed and
 without it has the same noise to the last bit: the difference of the two is what the disturbance costs.
 
-Frames are those of the real probe: full, shadow and unwatched steps by its own schedule, each with its stamps.
+Frames are those of the real probe: full, light and bare steps by its own schedule, each with its stamps.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ class Fleet:
         """How much of a step is recorded."""
         if number == 0:
             return "warmup"
-        if self._schedule.is_unwatched(number):
+        if self._schedule.is_bare(number):
             return "unwatched"
-        return "shadow" if self._schedule.is_shadow(number) else "ok"
+        return "shadow" if self._schedule.is_light(number) else "ok"
 
     # -- the schedule ----------------------------------------------------------------------------------------
 

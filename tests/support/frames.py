@@ -81,7 +81,7 @@ def synchronous(
         at_ms += STEP_MS + max(late)
 
 
-def shadow(rank: int = 0, number: int = 0, **changes: object) -> Step:
+def light(rank: int = 0, number: int = 0, **changes: object) -> Step:
     """A step whose collectives were not timed."""
     untimed = {"status": "shadow", "comm_done": [None, None], "hook_param": [], "hook_ns": []}
     return step(rank, number, **{**untimed, **changes})  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def diagnosed(lateness: Sequence[Sequence[int]], **changes: object) -> RunState:
     return state_of([*(hello(rank, world) for rank in range(world)), layout(), *steps])
 
 
-def unwatched(rank: int = 0, number: int = 0) -> Step:
+def bare(rank: int = 0, number: int = 0) -> Step:
     """A step of which only start and end are known."""
     columns = ("hook_param", "hook_ns", "comm_module", "comm_label", "comm_bytes")
     empty = {name: [] for name in (*columns, "comm_ready", "comm_launch", "comm_done", "spans")}

@@ -47,7 +47,7 @@ def ranks_of(node: int) -> list[int]:
 
 def level_of(schedule: SamplingSchedule, number: int) -> StepStatus:
     """How much of a step is recorded."""
-    return "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
+    return "unwatched" if schedule.is_bare(number) else "shadow" if schedule.is_light(number) else "ok"
 
 
 def as_sent(step: Step, level: StepStatus) -> Step:

@@ -64,17 +64,17 @@ def never(step: int) -> bool:
 
 
 class FixedSchedule(SamplingSchedule):
-    """Which steps are shadows and which are unwatched is given."""
+    """Which steps are light and which are bare is given."""
 
-    def __init__(self, shadow: Callable[[int], bool] = never, unwatched: Callable[[int], bool] = never) -> None:
+    def __init__(self, light: Callable[[int], bool] = never, bare: Callable[[int], bool] = never) -> None:
         super().__init__()
-        self.is_shadow = shadow  # type: ignore[method-assign]
-        self.is_unwatched = unwatched  # type: ignore[method-assign]
+        self.is_light = light  # type: ignore[method-assign]
+        self.is_bare = bare  # type: ignore[method-assign]
 
 
-def shadows() -> FixedSchedule:
-    """Every second step from the fourth on is a shadow."""
-    return FixedSchedule(shadow=lambda step: step >= 4 and step % 2 == 1)
+def light_steps() -> FixedSchedule:
+    """Every second step from the fourth on is light."""
+    return FixedSchedule(light=lambda step: step >= 4 and step % 2 == 1)
 
 
 @dataclass

@@ -125,7 +125,7 @@ class SimulatedJob:
         gpu, recorder = self.gpu, self.recorder
         gpu.host += int(launch_ms * MS)
         self.starts.append(gpu.free["compute"] or gpu.host)
-        if not recorder.forward_goes_unwatched():
+        if not recorder.forward_goes_by():
             recorder.forward_begin()
         self._enqueue(10, host_ms)
         recorder.forward_end()

@@ -90,7 +90,7 @@ def test_the_list_and_the_details_of_one():
     assert re.match(r"  ● exposed +all +– +0– +9\.00", lines[2])
     assert re.match(r"  ✓ straggler +1 +backward b +4–6 +2\.00 +2\.0 %$", lines[3])
     details = "\n".join(lines[4:])
-    assert "hang, lasts since step 11: cost 0.00 rank-s" in details
+    assert "hang, ongoing since step 11: cost 0.00 process-seconds" in details
     assert "rank 2 stuck" in details
     assert "cause: CPU stolen" in details
     assert "rank 2 holds up the others at train.py:7 in train_step" in details
@@ -98,7 +98,7 @@ def test_the_list_and_the_details_of_one():
     assert "blamed because others have issued more collectives" in details
     assert "late by 12 ms in such a step" in details
     lines, _ = listed([HANG, replace(LATE, gain=0.3, share=0.02)], (80, 19), selected=1)
-    assert "straggler, over, steps 4–6: cost 2.00 rank-s, 2.0 % of the run" in lines[3]
+    assert "straggler, over, steps 4–6: cost 2.00 process-seconds, 2.0 % of the run" in lines[3]
     assert "without the wait for it, its steps would have been 30.0 % shorter" in lines[5]
     assert ascii_text("●").isascii()
 
@@ -140,11 +140,11 @@ def test_a_death_has_a_step_and_does_not_last():
     assert not any("reason" in line for line in lines)
 
 
-def test_what_lasted_to_the_end_of_a_run_that_is_over():
+def test_what_was_ongoing_at_the_end_of_a_run_that_is_over():
     found = Diagnosed([replace(LATE, open=True, gain=0.3)])
     rows = incident_rows(found, 9, state_of([layout()]).layouts)
     lines = plain(paint_incidents(rows, found, (80, 19), 0, 0, ended=True))
-    assert "straggler, lasted from step 4 to the end: cost 2.00 rank-s" in lines[2]
+    assert "straggler, from step 4 to the end: cost 2.00 process-seconds" in lines[2]
     assert "its steps would have been 30.0 % shorter" in lines[4]
 
 
@@ -164,7 +164,7 @@ def test_lost_time_in_one_line_and_as_a_bar():
     lines = plain(paint_lost(model, 102, 8))
     assert lines[0] == " 20.0 % of 8 ranks × 12 s lost so far"
     assert [lines[1].count(glyph) for glyph in "╲╱≈▓·"] == [12, 5, 3, 60, 20]
-    assert re.match(r" ╲╲ +12\.0 % waiting for rank 5 \(backward\) +12\.0 rank-s", lines[2])
+    assert re.match(r" ╲╲ +12\.0 % waiting for rank 5 \(backward\) +12\.0 process-seconds", lines[2])
     assert re.match(r" ▓▓ +60\.0 % backward", lines[5])
 
 
@@ -180,7 +180,7 @@ async def test_ranks_by_cost_and_with_their_groups():
     async with app.run_test(size=(140, 30)) as pilot:
         await until(pilot, lambda: app.session.state.frames == len(messages))
         await pilot.press("4")
-        assert re.search(r"cost rank-s  of run +groups", screen_text(app))
+        assert re.search(r"cost s  of run +groups", screen_text(app))
         assert re.findall(r"^ +(\d)[◀ ] .* ms", screen_text(app), re.MULTILINE) == ["0", "1", "2", "3"]
         cost = app.session.overview.diagnosed.waited_for
         assert list(cost) == [2]

@@ -13,7 +13,7 @@ from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
 from ddpwatch.tui.paint.lanes import LaneRows, capacity, lane_rows, paint_lanes
 from ddpwatch.tui.views.painted import PaintedView
-from tests.support.frames import MS, hello, run, shadow, state_of, step, synchronous
+from tests.support.frames import MS, hello, light, run, state_of, step, synchronous
 
 WIDTH = 9 + 100 + 1  # gutter, axis, one blank
 
@@ -74,8 +74,8 @@ def test_ranks_on_one_clock_are_aligned_by_their_start():
 
 
 def test_ranks_on_different_clocks_start_at_zero_and_the_title_says_so():
-    later = shadow(1, start_ns=step(0).start_ns + 10**15)
-    model = lanes_of(hello(0), hello(1, boot_id="other"), shadow(0), later)
+    later = light(1, start_ns=step(0).start_ns + 10**15)
+    model = lanes_of(hello(0), hello(1, boot_id="other"), light(0), later)
     rows = paint_lanes(model, WIDTH, 8)
     assert not model.aligned
     assert where(rows, 2, "forward") == where(rows, 5, "forward") == list(range(2, 30))

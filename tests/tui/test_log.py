@@ -25,24 +25,24 @@ def texts(log: RunLog) -> list[str]:
 def test_a_figure_that_wavers_around_its_threshold_is_one_incident() -> None:
     log = RunLog()
     for at in range(20):
-        log.log_incidents([] if at % 2 else [EXPOSED], at * ABSENT_NS // 3)
+        log.log_incidents([] if at % 2 else [EXPOSED], at * ABSENT_NS // 3, "GPU-seconds")
     assert texts(log) == [EXPOSED.message]
 
 
 def test_what_stays_away_has_ended_once() -> None:
     log = RunLog()
-    log.log_incidents([EXPOSED], 0)
+    log.log_incidents([EXPOSED], 0, "GPU-seconds")
     for at in range(1, 10):
-        log.log_incidents([], at * ABSENT_NS // 3)
-    assert texts(log) == [EXPOSED.message, f"ended: {EXPOSED.message}; cost 0.00 rank-s, – of the run"]
+        log.log_incidents([], at * ABSENT_NS // 3, "GPU-seconds")
+    assert texts(log) == [EXPOSED.message, f"ended: {EXPOSED.message}; cost 0.00 GPU-seconds, – of the run"]
     assert log.lines[-1].step == 9
 
 
 def test_an_incident_starts_and_ends_with_its_cost() -> None:
     log = RunLog()
     for at, incidents in enumerate([[LATE], [replace(LATE, until_step=30)], [OVER], [OVER]]):
-        log.log_incidents(incidents, at)
-    assert texts(log) == ["rank 1 is late", "ended: rank 1 is late; cost 41.0 rank-s, 0.8 % of the run"]
+        log.log_incidents(incidents, at, "GPU-seconds")
+    assert texts(log) == ["rank 1 is late", "ended: rank 1 is late; cost 41.0 GPU-seconds, 0.8 % of the run"]
     assert [(line.kind, line.severity, line.step) for line in log.lines] == [
         ("incident", "bad", 10),
         ("incident", "good", 40),
@@ -51,40 +51,40 @@ def test_an_incident_starts_and_ends_with_its_cost() -> None:
 
 def test_its_kind_and_start_may_become_clearer() -> None:
     log = RunLog()
-    log.log_incidents([LATE], 0)
-    log.log_incidents([replace(LATE, kind="intermittent")], 1)
-    log.log_incidents([replace(LATE, since_step=9)], 2)
+    log.log_incidents([LATE], 0, "GPU-seconds")
+    log.log_incidents([replace(LATE, kind="intermittent")], 1, "GPU-seconds")
+    log.log_incidents([replace(LATE, since_step=9)], 2, "GPU-seconds")
     assert texts(log) == ["rank 1 is late"]
 
 
 def test_two_at_once_are_two() -> None:
     log = RunLog()
-    log.log_incidents([LATE, EXPOSED], 0)
-    log.log_incidents([OVER, EXPOSED], 1)
+    log.log_incidents([LATE, EXPOSED], 0, "GPU-seconds")
+    log.log_incidents([OVER, EXPOSED], 1, "GPU-seconds")
     assert [text[:12] for text in texts(log)] == ["rank 1 is la", "exposed comm", "ended: rank "]
 
 
 def test_one_that_comes_back_later_is_another() -> None:
     log = RunLog()
     for at, incidents in enumerate([[LATE], [OVER], [replace(LATE, since_step=60, until_step=70), OVER]]):
-        log.log_incidents(incidents, at)
+        log.log_incidents(incidents, at, "GPU-seconds")
     assert [text[:12] for text in texts(log)] == ["rank 1 is la", "ended: rank ", "rank 1 is la"]
 
 
 def test_a_hang_that_ends_as_a_pause_is_one_incident() -> None:
     log = RunLog()
-    log.log_incidents([HANG], 0)
-    log.log_incidents([PAUSE], 1)
-    assert texts(log) == [HANG.message, "ended: rank 2 paused for 12 s; cost 1.00 rank-s, 50.0 % of the run"]
+    log.log_incidents([HANG], 0, "GPU-seconds")
+    log.log_incidents([PAUSE], 1, "GPU-seconds")
+    assert texts(log) == [HANG.message, "ended: rank 2 paused for 12 s; cost 1.00 GPU-seconds, 50.0 % of the run"]
 
 
 def test_what_is_over_when_it_is_found_has_one_line() -> None:
     log = RunLog()
     for at in range(3):
-        log.log_incidents([PAUSE, CHECKPOINT], at)
+        log.log_incidents([PAUSE, CHECKPOINT], at, "GPU-seconds")
     assert texts(log) == [
-        "rank 2 paused for 12 s; cost 1.00 rank-s, 50.0 % of the run",
-        "every rank paused; cost 1.00 rank-s, 10.0 % of the run",
+        "rank 2 paused for 12 s; cost 1.00 GPU-seconds, 50.0 % of the run",
+        "every rank paused; cost 1.00 GPU-seconds, 10.0 % of the run",
     ]
     assert [line.severity for line in log.lines] == ["warn", "dim"]
 

@@ -29,8 +29,8 @@ from tests.support.frames import (
     enveloped,
     hello,
     killed,
+    light,
     run,
-    shadow,
     state_of,
     status,
     step,
@@ -60,10 +60,15 @@ def text(rows):
 class TestHeader:
     def test_figures_with_their_units(self):
         shown = text(paint_header(overview(run()), 200))
-        for figure in ("step 100 ms", "10.0 it/s", "overlap 67 %", "exposed 10.0 ms (10 % of step)", "drops 0"):
+        for figure in ("step 100 ms", "10.0 it/s", "overlap 67 %", "exposed 10.0 ms (10 % of step)"):
             assert figure in shown
-        assert "own cost 0.20 %" in shown
+        assert "overhead 0.20 %" in shown
         assert "slowest rank –" in shown
+
+    @pytest.mark.parametrize(("width", "text_shown"), [(200, "3 lost messages   "), (80, "lost 3  ")])
+    def test_lost_messages_are_counted_where_there_are_any(self, width, text_shown):
+        assert "lost" not in text(paint_header(overview(run()), width))
+        assert text_shown in text(paint_header(overview([*run(), beat(1, 40, dropped=3)]), width))
 
     def test_at_80_columns_nothing_of_it_is_missing(self):
         shown = text(paint_header(overview(run(late_rank=1)), 80))
@@ -73,19 +78,18 @@ class TestHeader:
             "overlap",
             "exposed",
             "slowest r1 +40.0 ms",
-            "drops 0",
-            "own",
+            "overhead 0.14 %",
             "step 39",
-            "39/39 full",
+            "39/39 in full",
         ):
             assert figure in shown
 
-    @pytest.mark.parametrize(("ppm", "budget"), [(None, ""), (10_000, " · budget 1 %"), (2_500, " · budget 0.25 %")])
-    def test_what_is_sampled_is_counted(self, ppm, budget):
-        levels = [step(0, n) if n % 4 == 0 else shadow(0, n) for n in range(100)]
+    @pytest.mark.parametrize("ppm", [None, 10_000])
+    def test_what_is_sampled_is_counted(self, ppm):
+        levels = [step(0, n) if n % 4 == 0 else light(0, n) for n in range(100)]
         model = overview([hello(0), *levels, Status(at_ns=1, frames=1, bytes=1, lease_ppm=ppm)])
-        assert f"   16 of 64 full{budget}   " in text(paint_header(model, 200))
-        assert "  16/64 full  " in text(paint_header(model, 80))
+        assert "  16 of 64 steps timed in full  " in text(paint_header(model, 200))
+        assert "  16/64 in full  " in text(paint_header(model, 80))
 
     def test_sparklines_are_as_long_as_there_is_room(self):
         model = overview([*run(30, late_rank=1), *chain.from_iterable(synchronous([(200, 0)], 30, start_ms=30 * 140))])
@@ -151,7 +155,12 @@ class TestTable:
     def test_one_line_per_rank_with_medians(self):
         rows = self.rows(run())
         assert rows[0].split()[:2] == ["rank", "status"]
-        assert rows[1].split() == ["0", "running", "39", "100", "0.0", "0.0", "67", "%", "10.0", "0"]
+        assert rows[1].split() == ["0", "running", "39", "100", "0.0", "0.0", "67", "%", "10.0"]
+
+    def test_lost_messages_are_counted_where_there_are_any(self):
+        rows = self.rows([*run(), beat(1, 40, dropped=3)])
+        assert rows[0].split()[-2:] == ["lost", "messages"]
+        assert [row.split()[-1] for row in rows[1:3]] == ["0", "3"]
 
     def test_the_slowest_is_marked(self):
         rows = self.rows(run(late_rank=1))
@@ -174,7 +183,7 @@ class TestTable:
         assert "node1 / 4000" in self.rows(run(), width=140)[1]
 
     def test_unknown_is_a_dash(self):
-        assert self.rows([hello(0, 1)])[1].split() == ["0", "running", "–", "–", "–", "–", "–", "–", "0"]
+        assert self.rows([hello(0, 1)])[1].split() == ["0", "running", "–", "–", "–", "–", "–", "–"]
 
     def test_scrolls(self):
         rows = self.rows(run(3, world=20), height=5, first=999)
@@ -338,15 +347,15 @@ def test_states_before_the_first_step():
 
 
 def test_the_newest_step_with_timed_collectives_is_shown():
-    model = overview([*run(30), *(shadow(rank, n) for n in range(30, 35) for rank in (0, 1))])
+    model = overview([*run(30), *(light(rank, n) for n in range(30, 35) for rank in (0, 1))])
     assert model.newest_step == 34
     assert model.lanes.step == 29
     assert "step 34" in plain(paint_header(model, 120))[0]
-    assert overview([hello(0), *(shadow(0, n) for n in range(20))]).lanes.step == 19
+    assert overview([hello(0), *(light(0, n) for n in range(20))]).lanes.step == 19
 
 
 def test_what_was_not_measured_is_not_drawn_as_nothing_exposed():
-    model = overview([*run(30), *(shadow(rank, n) for n in range(30, 35) for rank in (0, 1))])
+    model = overview([*run(30), *(light(rank, n) for n in range(30, 35) for rank in (0, 1))])
     rows = paint_history(model.history, 80, 6)
     assert "grey: not measured" in plain(rows)[0]
     assert {style for row in rows[1:] for text, style in row if text.strip()} >= {"history", "exposed", "faint"}

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from ddpwatch import open_recording
 from ddpwatch.analysis.attachments import AttachmentBuilder
+from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.account_names import phase_name
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.cli import app as cli
 from ddpwatch.export.writers import export
@@ -31,7 +33,7 @@ from ddpwatch.viewer.state import RunState
 from ddpwatch.whatif.command import answer, recorded_in
 from ddpwatch.wire.messages import Span, Step
 from tests.support.dashboards import Clock, ended_recording, screen_text, until
-from tests.support.frames import MS, START_NS, device, hello, layout, unwatched
+from tests.support.frames import MS, START_NS, bare, device, hello, layout
 from tests.tui.test_replay import eventful
 
 WORLD, STEPS = 3, 46
@@ -67,7 +69,7 @@ def uneven_run():
         yield hello(rank, WORLD)
         yield layout(rank)
     for number in range(STEPS):
-        yield from (unwatched(r, number) if number % 8 == 7 else uneven_step(r, number, dice) for r in range(WORLD))
+        yield from (bare(r, number) if number % 8 == 7 else uneven_step(r, number, dice) for r in range(WORLD))
     yield device(1)
 
 
@@ -142,7 +144,7 @@ def header(text):
     )
 
 
-TABLE = ("", "step", "late", "wait", "overlap", "exposed", "")
+TABLE = ("", "step", "late", "wait", "overlap", "exposed")
 
 
 def below(text, heading, count):
@@ -181,9 +183,9 @@ async def test_every_view(recording, rows, truth):
         text = screen_text(app)
         line = searched(
             text, step="step N ms   late", late="late N ms   wait", wait="wait N ms   overlap",
-            overlap="overlap N %   exposed", exposed="exposed N ms   drops",
+            overlap="overlap N %   exposed", exposed=r"%   exposed N ms",
         )  # fmt: skip
-        names = {"between": "between", "exposed_comm": "exposed", "optimizer": "optim"}
+        names = {"between": "gap", "exposed_comm": "exposed", "optimizer": "optim", "other": "rest"}
         phases = searched(text, **{phase: rf" {names.get(phase, phase)} N ms  " for phase in PHASES})
         rank = int(re.search(r"rank (\d) on node1", text)[1])
         agree("rank", [(f"{rank} {name}", value) for name, value in (*line, *phases)], truth, 12)
@@ -339,7 +341,9 @@ def in_both(text):
     """The table of phases."""
     found = []
     for phase in PHASES:
-        ms, share = re.search(rf"{phase} +{NUMBER} +{NUMBER} %", text[text.index("The mean step") :]).groups()
+        ms, share = re.search(
+            rf"{phase_name(phase)} +{NUMBER} +{NUMBER} %", text[text.index("The mean step") :]
+        ).groups()
         found += [(phase, ms), (f"{phase} share", share)]
     return found
 
@@ -425,7 +429,6 @@ def lost_truth(report):
 
 
 KEYS = ("kind", "ranks", "since_step", "until_step", "seconds", "share", "message")
-KIND_SHOWN = {"exposed_comm": "exposed"}
 
 
 def incidents_of(report):
@@ -469,8 +472,8 @@ def plain_heading(file, rows, capsys):
     heading, *lines = capsys.readouterr().out.partition("\nincidents: ")[2].splitlines()
     for line, row in zip(lines, rows, strict=True):
         seconds, share = listed(row)
-        assert line.split()[0] == row["kind"]
-        assert re.search(rf"{seconds} rank-s, {share} of the run +{re.escape(row['message'])}$", line)
+        assert line.split("  ")[1] == KINDS[row["kind"]].name
+        assert re.search(rf"{seconds} process-seconds, {share} of the run +{re.escape(row['message'])}$", line)
     return heading
 
 
@@ -480,7 +483,7 @@ def check_documents(file, report, folder):
     markdown = render_markdown(report_of(file))
     for row in rows:
         assert row["message"] in page
-        assert "{} rank-s, {} of the run".format(*listed(row)) in page
+        assert "{} process-seconds, {} of the run".format(*listed(row)) in page
         assert row["message"] in markdown
     write_html(file, folder / "report.html", Selection())
     data = json.loads(re.search(r"const DATA = (\{.*\});\n", (folder / "report.html").read_text())[1])
@@ -503,9 +506,9 @@ async def replayed(file):
 async def check_list(pilot, app, rows):
     """The Log's list of incidents."""
     await pilot.press("7")
-    for line, row in zip(below(screen_text(app), "incident     ranks", len(rows)), rows, strict=True):
+    for line, row in zip(below(screen_text(app), "incident         ranks", len(rows)), rows, strict=True):
         seconds, share = listed(row)
-        kind, message = KIND_SHOWN.get(row["kind"], row["kind"]), re.escape(row["message"][:60])
+        kind, message = KINDS[row["kind"]].name, re.escape(row["message"][:60])
         assert re.search(rf"{kind} .* {seconds} +{share} +{message}", line)
 
 
@@ -522,11 +525,9 @@ async def test_comparison(recording, truth):
         await pilot.press("full_stop", "6")
         await until(pilot, lambda: app.session.over and "step ms" in screen_text(app))
         text = screen_text(app)
-    names = {"step ms": "step", "exposed": "exposed_comm", "optim": "optimizer"}
+    names = {"step ms": "step", "optim": "optimizer", **{phase_name(phase): phase for phase in PHASES}}
     values = {**first["phases_ms_p50"], "step": first["step_ms_p50"], "overlap": 100 * first["overlap_p50"]}
-    line = re.compile(
-        rf"^ *(step ms|{'|'.join((*values, 'exposed', 'optim'))}) +{NUMBER}(?: %)? +{NUMBER}", re.MULTILINE
-    )
+    line = re.compile(rf"^ *({'|'.join((*names, 'overlap'))}) +{NUMBER}(?: %)? +{NUMBER}", re.MULTILINE)
     for place, shown in (("Compare", text), ("compare", render_compare(result))):
         assert "p50" in shown
         cells = [(names.get(name, name), cell) for name, *both in line.findall(shown) for cell in both]

@@ -36,7 +36,7 @@ SAID = {  # at any size, in the view of that key
     ("hang", "1"): ["✗ hang: rank 5 in forward of step 120 for 74 s", "ranks 0–4, 6, 7 wait for buckets 0–2",
                     "no step for 75 s", "at tokens.py:87 in read_shard", "node0, pid 4005", "7: stacks",
                     "5 stuck in forward 74 s"],
-    ("hang", "7"): ["hang, lasts since step 120", "rank 5 holds up the others at tokens.py:87 in read_shard",
+    ("hang", "7"): ["hang, ongoing since step 120", "rank 5 holds up the others at tokens.py:87 in read_shard",
                     "rank 5, innermost call first:", "/home/ada/gpt/model.py:41 in forward"],
     ("ended", "1"): ["✓ nothing stands out", "earlier: straggler of rank 5 in steps 60–119", "of the run"],
     ("ended", "7"): ["✓ straggler 5", "straggler, over, steps 60–119: cost 1", "of the run",

@@ -12,7 +12,7 @@ from ddpwatch.tui.models.timeline import Cursor, Inspection, Window, inspect, ti
 from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.timeline import paint_timeline, ranks_in_view, timeline_axis
 from ddpwatch.wire.messages import Mark
-from tests.support.frames import MS, START_NS, hello, layout, run, state_of, step, synchronous, unwatched
+from tests.support.frames import MS, START_NS, bare, hello, layout, run, state_of, step, synchronous
 
 
 def timeline(messages, number=None):
@@ -94,13 +94,13 @@ class TestInspection:
         assert "done – ms" not in text(inspect(model, Cursor(75 * MS, 0), state.layouts).bucket)
         assert "exposed –" in text(inspect(model, Cursor(75 * MS, 0), state.layouts).bucket)
 
-    def test_an_unwatched_step_is_not_idle(self):
-        model, state = timeline([hello(0, 1), unwatched(0)])
+    def test_a_bare_step_is_not_idle(self):
+        model, state = timeline([hello(0, 1), bare(0)])
         found = inspect(model, Cursor(40 * MS, 0), state.layouts)
         assert "not watched" in text(found.position)
         assert found.bucket == ()
         rows = plain(paint_timeline(model, Window.all_of(model.length_ns), Cursor(), Inspection(), (111, 16), 0))
-        assert "(unwatched)" in rows[0]
+        assert "(bare)" in rows[0]
         assert any("not watched" in row for row in rows)
         assert not any("··" in row for row in rows)
 

@@ -25,7 +25,7 @@ from tests.support.dashboards import (
     until,
     watching,
 )
-from tests.support.frames import MS, START_NS, beat, bye, device, hello, killed, run, step, unwatched
+from tests.support.frames import MS, START_NS, bare, beat, bye, device, hello, killed, run, step
 
 KEYS = {view.NAME: key for key, view in VIEWS.items()}
 
@@ -51,11 +51,11 @@ class TestEveryView:
                 assert len(screen_text(app).splitlines()) == size[1]
 
     @pytest.mark.parametrize("key", VIEWS)
-    async def test_draws_an_unwatched_step(self, key):
+    async def test_draws_a_bare_step(self, key):
         app = app_on()
         frames = [m for m in run(40) if not (isinstance(m, Step) and m.step % 4 == 3)]
         async with app.run_test(size=(120, 36)) as pilot:
-            await watching(pilot, [*frames, *(unwatched(rank, n) for n in range(3, 40, 4) for rank in (0, 1))])
+            await watching(pilot, [*frames, *(bare(rank, n) for n in range(3, 40, 4) for rank in (0, 1))])
             await pilot.press(key, "space", "left", "left", "left", "left", "left", "m", "m", "m", "m", "m")
             app.session.select(27)
             await pilot.press("r", "r", "j", "enter")

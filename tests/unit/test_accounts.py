@@ -9,13 +9,13 @@ from ddpwatch.wire.messages import Mark
 from tests.support.frames import (
     MS,
     START_NS,
+    bare,
     bye,
     diagnosed,
     hello,
     state_of,
     step,
     synchronous,
-    unwatched,
 )
 
 LATE = st.lists(st.integers(0, 300), min_size=3, max_size=3)
@@ -37,7 +37,7 @@ def runs(draw):
         for rank, own in enumerate(late):
             wait = max(late) - own
             if status in ("unwatched", "unresolved"):
-                one = unwatched(rank, number)
+                one = bare(rank, number)
                 one.status, one.duration_ns = status, (100 + max(late)) * MS
             elif status == "shadow":
                 one = step(rank, number, own, wait)
@@ -78,7 +78,7 @@ def test_waits_are_the_last_rank_s_and_transfers_the_wire_s():
     assert ("jitter", None) not in accounts
 
 
-def test_shadow_steps_say_the_same():
+def test_light_steps_say_the_same():
     late = [one for ranks in synchronous([(0, 40)] * 20) for one in ranks]
     for one in late:
         one.status, one.comm_done, one.hook_param, one.hook_ns = "shadow", [None, None], [], []

@@ -13,7 +13,7 @@ from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.step import comm_of
 from ddpwatch.export.tables import bucket_rows
 from ddpwatch.viewer.state import RunState
-from tests.support.frames import MS, hello, run, state_of, step, unwatched
+from tests.support.frames import MS, bare, hello, run, state_of, step
 
 offsets = st.lists(st.integers(0, 40), min_size=2, max_size=2)
 
@@ -157,8 +157,8 @@ class TestBuckets:
         assert [number for number, _ in table.history((0, 1, ""))] == [17, 18, 19]
 
 
-def test_of_an_unwatched_step_only_the_length_is_known():
-    view = view_of([unwatched(0, 7), unwatched(1, 7)])
+def test_of_a_bare_step_only_the_length_is_known():
+    view = view_of([bare(0, 7), bare(1, 7)])
     view.forget_facts()
     known = {metric for metric in METRICS if not all(math.isnan(value) for value in view.row(metric))}
     assert known == {"step"}

@@ -22,7 +22,7 @@ from ddpwatch.report.tables import tables
 from ddpwatch.tui.paint.buckets import paint_bucket, paint_buckets
 from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.wire.messages import ClockExchange, Group, Hello, Message, Step
-from tests.support.frames import MS, START_NS, STEP_MS, hello, shadow, state_of, step
+from tests.support.frames import MS, START_NS, STEP_MS, hello, light, state_of, step
 
 # What a host's clock shows more than that of host a (ns).
 AHEAD = {"a": 0, "b": 7 * 10**15, "c": -(10**12), "d": 5, "e": 10**14, "f": 10**9}
@@ -132,7 +132,7 @@ def test_a_transfer_as_short_as_the_error_is_not_known() -> None:
 
 
 def test_without_completions_ranks_of_two_hosts_are_not_compared() -> None:
-    messages: list[Message] = [host_hello(0, "a", 2), host_hello(1, "b", 2), shadow(0), shadow(1)]
+    messages: list[Message] = [host_hello(0, "a", 2), host_hello(1, "b", 2), light(0), light(1)]
     for across in (*steps_across_ranks(messages), *state_of(messages).steps.values()):
         assert not across.comparable
         assert across.skew == NO_SKEW

@@ -129,19 +129,19 @@ def test_modules_that_share_the_code_of_a_comm_hook(way: str) -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="calls are seen on Python 3.12 and newer")
 @pytest.mark.parametrize("way", ["by its calls"], indirect=True)
-def test_a_comm_hook_costs_nothing_in_an_unwatched_step(way: str) -> None:
+def test_a_comm_hook_costs_nothing_in_a_bare_step(way: str) -> None:
     """Nothing calls back there; the next watched step has its buckets."""
     watched = Watched()
     watched.ddp.register_comm_hook(None, fp16_compress_hook)
     tool, code = calls._tool, fp16_compress_hook.__code__
     schedule = SamplingSchedule()
-    schedule.is_shadow = lambda step: False  # type: ignore[method-assign]
+    schedule.is_light = lambda step: False  # type: ignore[method-assign]
     watched.recorder.use(sampling=schedule)
     watched.train(3)
-    schedule.is_unwatched = lambda step: True  # type: ignore[method-assign]
+    schedule.is_bare = lambda step: True  # type: ignore[method-assign]
     watched.train(3)
     assert sys.monitoring.get_local_events(tool, code) == 0  # type: ignore[attr-defined]
-    schedule.is_unwatched = lambda step: False  # type: ignore[method-assign]
+    schedule.is_bare = lambda step: False  # type: ignore[method-assign]
     assert all(len(step.comm_done) == LAYERS for step in watched.train(3)[-2:])
     watched.probe.close()
 

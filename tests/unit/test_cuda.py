@@ -91,7 +91,7 @@ def test_what_the_host_has_carried_out_bounds_the_clock() -> None:
 
 
 def test_a_step_without_completions_keeps_its_launches() -> None:
-    """A shadow step: launches need one event per bucket, and no callback."""
+    """A light step: launches need one event per bucket, and no callback."""
     job = SimulatedJob()
     job.step(completions=False)
     job.finish()
@@ -133,17 +133,17 @@ def test_the_host_time_is_known_where_the_host_waits_for_the_gpu(ppm: float) -> 
 class MostUnwatched(SamplingSchedule):
     """Watches two steps in 64."""
 
-    def is_unwatched(self, step: int) -> bool:
+    def is_bare(self, step: int) -> bool:
         """Whether it is none of these."""
         return step % 64 > 1
 
-    def unwatched_until(self, step: int) -> int:
+    def bare_until(self, step: int) -> int:
         """When one of these comes."""
         return step - step % 64 + 64
 
 
 def stretching(**options: float) -> SimulatedJob:
-    """A job whose unwatched steps form stretches, of one step in real life, as time is made up."""
+    """A job whose bare steps form stretches, of one step in real life, as time is made up."""
     job = SimulatedJob(**options)
     job.recorder.use(sampling=MostUnwatched())
     return job

@@ -70,7 +70,7 @@ def test_a_rank_that_seemed_to_be_late_in_every_step_has_no_second_incident(
     assert result.scores[0].detected
 
 
-def test_unwatched_steps_are_split_like_those_around_them() -> None:
+def test_bare_steps_are_split_like_those_around_them() -> None:
     """As one rank is late after the other, by the same, older steps are as alike."""
     for score in play(job_of(Case("moving", 0.50, 8, 0, "gauss"))).scores:
         assert score.cost == pytest.approx(0, abs=0.12)

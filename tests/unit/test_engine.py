@@ -20,18 +20,18 @@ from tests.support.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
 from tests.support.frames import (
     MS,
     START_NS,
+    bare,
     beat,
     bye,
     diagnosed,
     enveloped,
     hello,
     layout,
+    light,
     run,
-    shadow,
     state_of,
     step,
     synchronous,
-    unwatched,
 )
 
 
@@ -197,7 +197,7 @@ class TestBlame:
         lost = state.diagnosis.lost()
         assert sum(account.ns for account in lost.accounts) == lost.rank_ns
 
-    def test_half_of_the_steps_unwatched(self):
+    def test_half_of_the_steps_bare(self):
         """What they cost is taken from watched steps that took as long."""
         messages = []
         for number, ranks in enumerate(synchronous([(0, 40)] * 60)):
@@ -219,10 +219,10 @@ class TestBlame:
 
 
 def _bare(one, changes):
-    bare = unwatched(one.rank, one.step)
+    left = bare(one.rank, one.step)
     for name, value in changes.items():
-        setattr(bare, name, value)
-    return bare
+        setattr(left, name, value)
+    return left
 
 
 def test_the_layer_is_where_the_backward_loses_most():
@@ -247,7 +247,7 @@ def test_a_rank_may_be_late_between_phases():
         messages += ranks
     (found,) = late_ones(state_of(messages).diagnosis.incidents())
     assert (found.kind, found.phase) == ("straggler", "other")
-    assert "what it does between phases takes" in found.message
+    assert "the rest of its step takes" in found.message
 
 
 def test_of_a_step_of_several_batches_the_last_one_shows_the_layer():
@@ -325,7 +325,7 @@ def test_what_a_rank_costs_leaves_out_what_chance_waits_for():
 
 
 def test_steps_without_lateness_are_no_evidence():
-    state = state_of([hello(0), hello(1), *(shadow(r, n, comm_launch=[], comm_label=[], comm_module=[], comm_bytes=[],
+    state = state_of([hello(0), hello(1), *(light(r, n, comm_launch=[], comm_label=[], comm_module=[], comm_bytes=[],
                       comm_ready=[], comm_done=[]) for n in range(40) for r in range(2))])  # fmt: skip
     assert late_ones(state.diagnosis.incidents()) == []
 
@@ -415,7 +415,7 @@ class TestWhatIsMended:
         def one(rank, number):
             first_seq = number if number % 10 == 9 else None
             if first_seq and seen_in == "shadow":
-                return shadow(rank, number, comm_first_seq=first_seq)
+                return light(rank, number, comm_first_seq=first_seq)
             return step(rank, number, reduced=False, comm_first_seq=first_seq)
 
         steps = [one(rank, number) for number in range(45) for rank in range(2)]
@@ -423,8 +423,8 @@ class TestWhatIsMended:
             found = state_of([hello(0), hello(1), *steps[:count]]).diagnosis.incidents()
             assert [incident.kind for incident in found if incident.kind == "not_reduced"] == expected
 
-    def test_a_shadow_step_does_not_say_that_gradients_are_reduced_again(self):
-        steps = [step(rank, n, reduced=False) if n < 20 else shadow(rank, n) for n in range(40) for rank in range(2)]
+    def test_a_light_step_does_not_say_that_gradients_are_reduced_again(self):
+        steps = [step(rank, n, reduced=False) if n < 20 else light(rank, n) for n in range(40) for rank in range(2)]
         found = state_of([hello(0), hello(1), *steps]).diagnosis.incidents()
         assert [one.open for one in found if one.kind == "not_reduced"] == [True]
 

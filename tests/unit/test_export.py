@@ -43,7 +43,7 @@ from ddpwatch.wire.messages import (
 )
 from ddpwatch.wire.transport import Envelope
 from tests.support import chrome_trace
-from tests.support.frames import unwatched
+from tests.support.frames import bare
 from tests.support.runs import BEGIN, HOSTILE, MS, hello_of, record, run_of, step_of
 
 ALL = Selection()
@@ -287,9 +287,9 @@ def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
     assert {file.name for file in (tmp_path / "out").iterdir()} == {f"{name}.csv" for name in TABLES}
 
 
-def test_what_an_unwatched_step_did_is_unknown() -> None:
+def test_what_a_bare_step_did_is_unknown() -> None:
     across = StepAcrossRanks(1)
-    across.add_step(unwatched(0, 1))
+    across.add_step(bare(0, 1))
     (row,) = step_rows(across)
     known = {"step", "rank", "status", "start_ns", "step_ms", "own_ms", "dropped"}
     assert {name for name, value in asdict(row).items() if value is not None} == known

@@ -66,12 +66,12 @@ def test_steps_are_sampled_like_real_ones() -> None:
     assert 1 <= statuses[64:].count("ok") <= 24
 
 
-def test_shadow_steps_have_no_completions_and_seldom_hooks() -> None:
+def test_light_steps_have_no_completions_and_seldom_hooks() -> None:
     fleet = Fleet(Shape(world=2, steps=128, full_period=64))
-    shadows = [next(fleet.frames(played)) for played in fleet.play() if played.status == "shadow"]
-    assert all(frame.comm_done == [None] * len(frame.comm_label) for frame in shadows)
-    hooked = [frame for frame in shadows if frame.hook_param]
-    assert 0.05 < len(hooked) / len(shadows) < 0.25
+    light_steps = [next(fleet.frames(played)) for played in fleet.play() if played.status == "shadow"]
+    assert all(frame.comm_done == [None] * len(frame.comm_label) for frame in light_steps)
+    hooked = [frame for frame in light_steps if frame.hook_param]
+    assert 0.05 < len(hooked) / len(light_steps) < 0.25
     assert all(len(frame.hook_ns) == PARAMS for frame in hooked)
 
 

@@ -100,7 +100,7 @@ def every(steps: int) -> Callable[[int], bool]:
         lambda **more: Gpu(busy_ns=50 * MS, host_ns=48 * MS, **more),  # behind more and more
         lambda **more: Gpu(synchronises=every(1), **more),
         lambda **more: Gpu(synchronises=every(100), **more),
-        lambda **more: Gpu(events=2, synchronises=every(17), **more),  # as in unwatched steps
+        lambda **more: Gpu(events=2, synchronises=every(17), **more),  # as in bare steps
     ],
     ids=["never behind", "always behind", "synchronised", "now and then", "few events"],
 )

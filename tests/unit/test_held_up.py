@@ -8,14 +8,14 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.wire.messages import Beat, Message, Step
-from tests.support.frames import MS, START_NS, STEP_MS, beat, hello, state_of, step, unwatched
+from tests.support.frames import MS, START_NS, STEP_MS, bare, beat, hello, state_of, step
 
 CALM, STALL_MS = 40, 2000
 START_MS = CALM * STEP_MS  # of the stall's step
 
 
-def bare(rank: int, number: int, start_ms: int, duration_ms: int) -> Step:
-    one = unwatched(rank, number)
+def stalled(rank: int, number: int, start_ms: int, duration_ms: int) -> Step:
+    one = bare(rank, number)
     one.start_ns, one.duration_ns = START_NS + start_ms * MS, duration_ms * MS
     return one
 
@@ -34,7 +34,7 @@ def stalls(
     """The pauses of a run whose last step stalls, unless each rank's start (ms in that step) and duration are given."""
     calm = [step(rank, number) for number in range(CALM) for rank in range(ranks)]
     ends = took or [(0, STEP_MS + STALL_MS)] * ranks
-    last = [bare(rank, CALM, START_MS + start, duration) for rank, (start, duration) in enumerate(ends)]
+    last = [stalled(rank, CALM, START_MS + start, duration) for rank, (start, duration) in enumerate(ends)]
     state = state_of([*(hello(rank, ranks) for rank in range(ranks)), *calm, *messages, *last])
     return [one for one in state.diagnosis.incidents() if one.kind == "pause"]
 
@@ -95,9 +95,9 @@ def test_a_rank_that_stalls_after_its_last_collective_ends_its_step_last_and_sta
 
 def test_both_steps_of_such_a_stall_are_one_incident() -> None:
     long, usual = STEP_MS + STALL_MS, STEP_MS
-    after = [bare(0, CALM + 1, START_MS + usual, long), bare(1, CALM + 1, START_MS + long, usual)]
+    after = [stalled(0, CALM + 1, START_MS + usual, long), stalled(1, CALM + 1, START_MS + long, usual)]
     calm = [step(rank, number) for number in range(CALM) for rank in range(2)]
-    last = [bare(0, CALM, START_MS, usual), bare(1, CALM, START_MS, long)]
+    last = [stalled(0, CALM, START_MS, usual), stalled(1, CALM, START_MS, long)]
     state = state_of([hello(0), hello(1), *calm, *last, *after])
     (found,) = [one for one in state.diagnosis.incidents() if one.kind == "pause"]
     assert (found.ranks, found.cost_ns, found.until_step) == ((1,), STALL_MS * MS, CALM + 1)

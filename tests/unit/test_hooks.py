@@ -40,7 +40,7 @@ from tests.support.probe import (
     Watched,
     assert_launches_lie_between_the_naps,
     gloo_group,
-    shadows,
+    light_steps,
 )
 
 __all__ = ["gloo_group"]
@@ -48,29 +48,29 @@ __all__ = ["gloo_group"]
 
 @pytest.fixture(scope="module")
 def mixed() -> tuple[list[Step], Watched]:
-    """Twelve steps, four of them shadows."""
-    watched = Watched(shadows())
+    """Twelve steps, four of them light steps."""
+    watched = Watched(light_steps())
     return watched.train(12), watched
 
 
-def test_a_shadow_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Watched]) -> None:
+def test_a_light_step_has_launches_that_nobody_saw(mixed: tuple[list[Step], Watched]) -> None:
     """The layers nap in the backward, so launches lie a nap apart; from DDP's own ready times as from stamps."""
     steps, watched = mixed
     early_ns = watched.longest_forward_ns
     late_ns = watched.longest_forward_ns + watched.longest_lag_ns
-    shadows = [step for step in steps if step.status == "shadow"]
-    assert [step.step for step in shadows] == [5, 7, 9, 11]
-    assert {bool(step.hook_param) for step in shadows} == {True, False}
+    light_steps = [step for step in steps if step.status == "shadow"]
+    assert [step.step for step in light_steps] == [5, 7, 9, 11]
+    assert {bool(step.hook_param) for step in light_steps} == {True, False}
     full = next(step for step in steps if step.step == 10)
-    for shadow in shadows:
-        assert shadow.comm_label == full.comm_label == list(range(LAYERS))
-        assert shadow.comm_bytes == full.comm_bytes
-        assert shadow.comm_done == [None] * LAYERS
-        assert len(shadow.hook_param) == (2 * LAYERS if is_sampled(shadow.step, HOOKS_PERIOD) else 0)
-        backward = next(span for span in shadow.spans if span.phase == "backward")
-        for position, launch in enumerate(shadow.comm_launch):
+    for light in light_steps:
+        assert light.comm_label == full.comm_label == list(range(LAYERS))
+        assert light.comm_bytes == full.comm_bytes
+        assert light.comm_done == [None] * LAYERS
+        assert len(light.hook_param) == (2 * LAYERS if is_sampled(light.step, HOOKS_PERIOD) else 0)
+        backward = next(span for span in light.spans if span.phase == "backward")
+        for position, launch in enumerate(light.comm_launch):
             assert NAP_S * (position + 1) * 1e9 <= launch - backward.start + early_ns
-        assert_launches_lie_between_the_naps(shadow, watched, early_ns, late_ns)
+        assert_launches_lie_between_the_naps(light, watched, early_ns, late_ns)
 
 
 def test_collectives_are_counted_alike_whether_they_are_seen_or_derived(mixed: tuple[list[Step], Watched]) -> None:
@@ -147,10 +147,10 @@ def test_sparse_gradients_change_no_layout() -> None:
 
 
 def test_a_job_without_an_optimizer_ends_every_step_with_its_backward() -> None:
-    """Also a shadow step, and one whose comm hook cannot be seen: nothing may pile up."""
+    """Also a light step, and one whose comm hook cannot be seen: nothing may pile up."""
     for watched in (
-        Watched(shadows()),
-        Watched(shadows(), prepare=lambda ddp: ddp.register_comm_hook(None, fp16_compress_hook)),
+        Watched(light_steps()),
+        Watched(light_steps(), prepare=lambda ddp: ddp.register_comm_hook(None, fp16_compress_hook)),
     ):
         for _ in range(10):
             watched.ddp(torch.ones(2, 8)).sum().backward()
@@ -181,7 +181,7 @@ def test_a_module_can_be_watched_again() -> None:
 
 def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -> None:
     """As in a GAN: the generator's forward comes before the discriminator's step. Each backward is seen or derived."""
-    generator = Watched(shadows())
+    generator = Watched(light_steps())
     recorder = generator.recorder
     discriminator = DistributedDataParallel(Layer(8, 8), bucket_cap_mb=0.0002)
     probe = DdpProbe(discriminator, generator.context(1, 200))
@@ -205,9 +205,9 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
 
 
 def test_a_gradient_of_the_input_alone_reduces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As adversarial training and gradient penalties take it; also in a shadow step, whose launches nobody sees."""
+    """As adversarial training and gradient penalties take it; also in a light step, whose launches nobody sees."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
-    watched = Watched(shadows())
+    watched = Watched(light_steps())
     for _ in range(10):
         inputs = torch.ones(2, 8, requires_grad=True)
         torch.autograd.grad(watched.ddp(inputs).sum(), inputs)
@@ -238,7 +238,7 @@ class Around(nn.Module):
 
 def test_a_module_inside_another_takes_part_in_its_steps() -> None:
     around = Around()
-    watched = Watched(shadows(), module=around)
+    watched = Watched(light_steps(), module=around)
     inner = DdpProbe(around.inner, watched.context(1, 200))
     steps = watched.train(8)
     inner.close()
@@ -286,8 +286,8 @@ def test_nothing_is_seen_after_the_end() -> None:
     assert len(watched.records) == count
 
 
-def test_an_unwatched_step_is_left_alone() -> None:
-    watched = Watched(FixedSchedule(unwatched=lambda step: step in (3, 5)))
+def test_a_bare_step_is_left_alone() -> None:
+    watched = Watched(FixedSchedule(bare=lambda step: step in (3, 5)))
     hooked, timed = [], []
     for _ in range(7):
         output = watched.ddp(torch.ones(2, 8))
@@ -310,7 +310,7 @@ class OneIn64(FixedSchedule):
     """From the third step on, one in 64 is watched."""
 
     def __init__(self) -> None:
-        super().__init__(unwatched=lambda step: step > 2)
+        super().__init__(bare=lambda step: step > 2)
         self.watched.limit(64)
         self.watched.value = 64
 
@@ -340,7 +340,7 @@ def by_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_hooks")
-def test_next_to_nothing_runs_in_a_stretch_of_unwatched_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_to_nothing_runs_in_a_stretch_of_bare_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs there costs several times what it does, in cold caches, and in a fast job most steps are such."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
     watched = Watched(OneIn64())
@@ -450,13 +450,13 @@ def test_a_hook_inside_does_not_outlive_a_forward_that_fails(monkeypatch: pytest
 
 
 def test_on_wait_is_called_when_a_backward_is_about_to_wait() -> None:
-    """Once for each that reduces, with DDP's statistics read by then; not in an unwatched step."""
+    """Once for each that reduces, with DDP's statistics read by then; not in a bare step."""
     waits: list[tuple[int, str, bool]] = []
 
     def on_wait() -> None:
         waits.append((watched.recorder.steps, watched.recorder.phase, bool(watched.probe._stats)))
 
-    sampling = FixedSchedule(shadow=lambda step: step == 2, unwatched=lambda step: step == 3)
+    sampling = FixedSchedule(light=lambda step: step == 2, bare=lambda step: step == 3)
     watched = Watched(sampling, on_wait=on_wait)
     for _ in range(5):
         with watched.ddp.no_sync():

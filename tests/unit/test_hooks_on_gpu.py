@@ -53,16 +53,16 @@ class OnGpu(Watched):
 
 @pytest.fixture(scope="module")
 def steps() -> list[Step]:
-    """Full, shadow and unwatched ones."""
-    sampling = FixedSchedule(shadow=lambda step: step >= 4 and step % 2 == 1, unwatched=lambda step: step == 8)
+    """Full, light and bare ones."""
+    sampling = FixedSchedule(light=lambda step: step >= 4 and step % 2 == 1, bare=lambda step: step == 8)
     return OnGpu(sampling).train(12)
 
 
-def test_a_shadow_step_on_a_gpu_keeps_its_launches(steps: list[Step]) -> None:
+def test_a_light_step_on_a_gpu_keeps_its_launches(steps: list[Step]) -> None:
     """They are all that lateness needs. Deriving them as on the CPU is impossible: DDP's ready times are the host's."""
-    shadows = [step for step in steps if step.status == "shadow"]
-    assert [step.step for step in shadows] == [5, 7, 9, 11]
-    for step in shadows:
+    light_steps = [step for step in steps if step.status == "shadow"]
+    assert [step.step for step in light_steps] == [5, 7, 9, 11]
+    for step in light_steps:
         assert step.comm_label == list(range(LAYERS))
         assert step.comm_launch == step.comm_ready == sorted(step.comm_launch)
         backward = next(span for span in step.spans if span.phase == "backward")
@@ -71,14 +71,14 @@ def test_a_shadow_step_on_a_gpu_keeps_its_launches(steps: list[Step]) -> None:
         assert step.clock_error_ns is not None
 
 
-def test_a_full_step_has_completions_and_an_unwatched_one_nothing(steps: list[Step]) -> None:
+def test_a_full_step_has_completions_and_a_bare_one_nothing(steps: list[Step]) -> None:
     assert all(None not in step.comm_done for step in steps if step.status == "ok")
     assert all(len(step.comm_launch) == LAYERS for step in steps[2:] if step.status == "ok")
     assert [(step.status, step.comm_launch) for step in steps if step.step == 8] == [("unwatched", [])]
 
 
-def test_a_bucket_of_a_shadow_step_is_not_in_flight_for_ever() -> None:
-    watched = OnGpu(FixedSchedule(shadow=lambda step: step > 2))
+def test_a_bucket_of_a_light_step_is_not_in_flight_for_ever() -> None:
+    watched = OnGpu(FixedSchedule(light=lambda step: step > 2))
     watched.train(5)
     assert not any(watched.recorder.box._page[_BUCKETS_AT:])
 

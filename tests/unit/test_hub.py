@@ -293,7 +293,7 @@ def test_memory_is_shared_evenly_by_a_large_job() -> None:
 
 
 def node_step(node: int, number: int, ranks: range) -> NodeStep:
-    return pack(node, [frames.unwatched(rank, number) for rank in ranks])
+    return pack(node, [frames.bare(rank, number) for rank in ranks])
 
 
 def exchange(node: int, second: int) -> ClockExchange:

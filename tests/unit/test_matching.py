@@ -75,7 +75,7 @@ def test_a_step_that_a_rank_took_alone_displaces_none() -> None:
     assert numbered(steps) == {(0, 0): 0, (1, 0): 0, (0, 1): 1, (1, 2): 1}
 
 
-def test_unwatched_steps_are_counted_on() -> None:
+def test_bare_steps_are_counted_on() -> None:
     steps = [synced(0, 5, 9), unseen(0, 6), synced(0, 7, 13), synced(1, 2, 9), unseen(1, 3), synced(1, 4, 13)]
     assert numbered(steps) == {(0, 5): 5, (0, 6): 6, (0, 7): 7, (1, 2): 5, (1, 3): 6, (1, 4): 7}
 

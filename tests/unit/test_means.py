@@ -55,11 +55,11 @@ def mean_of(*steps: tuple[int, dict[int, StepFigures]]) -> tuple[float | None, i
 
 
 def test_they_are_over_the_full_steps_that_all_ranks_sent() -> None:
-    both, shadow = {0: figure(10), 1: figure(10)}, {0: figure(70, None, None), 1: figure(70, None, None)}
+    both, light = {0: figure(10), 1: figure(10)}, {0: figure(70, None, None), 1: figure(70, None, None)}
     half = {0: figure(10), 1: figure(70, None, None)}
     alone = {0: figure(70)}
-    assert mean_of((20, both), (21, shadow), (22, half), (23, alone)) == (10, 1)
-    assert mean_of((20, shadow), (21, {0: figure(30, None, None)})) == (70, 1)  # no completion is measured
+    assert mean_of((20, both), (21, light), (22, half), (23, alone)) == (10, 1)
+    assert mean_of((20, light), (21, {0: figure(30, None, None)})) == (70, 1)  # no completion is measured
     assert mean_of() == (None, 0)
 
 
@@ -76,7 +76,7 @@ def test_without_completions_nothing_is_said_of_communication() -> None:
 
 
 def test_communication_is_at_least_what_is_exposed_of_it() -> None:
-    """Of shadow steps only the wait is known, here 91 ms, and most steps are shadows."""
+    """Of light steps only the wait is known, here 91 ms, and most steps are such."""
     builder = run(late_ms=30)
     for number in range(20, 60):
         for rank in (0, 1):
@@ -91,9 +91,9 @@ def test_communication_is_at_least_what_is_exposed_of_it() -> None:
     assert "step 100.0 ms, overlap 71 %, communication 35.0 ms, of that exposed 10.0 ms" in render_report(report)
 
 
-def test_a_shadow_step_without_launches_has_not_hidden_its_communication() -> None:
-    """On a GPU, shadow steps carry no launches: that is unknown, not nothing."""
+def test_a_light_step_without_launches_has_not_hidden_its_communication() -> None:
+    """On a GPU, light steps carry no launches: that is unknown, not nothing."""
     empty = {f"comm_{name}": [] for name in ("module", "label", "bytes", "ready", "launch", "done")}
-    found = frames.state_of([frames.hello(0, 1), *(frames.shadow(0, n, **empty) for n in range(1, 20))]).recent()
+    found = frames.state_of([frames.hello(0, 1), *(frames.light(0, n, **empty) for n in range(1, 20))]).recent()
     assert found[-1].figures[0].exposed_ns is None
     assert found[-1].figures[0].phases_ns["exposed_comm"] == 10 * frames.MS

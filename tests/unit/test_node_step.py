@@ -16,7 +16,7 @@ from ddpwatch.wire import node_step
 from ddpwatch.wire.messages import FrameError, NodeStep, PhaseName, Span, Step, StepStatus, decode, encode
 from ddpwatch.wire.node_step import expand, pack, read, without_hooks
 from ddpwatch.wire.transport import Envelope
-from tests.support.frames import MS, beat, shadow, step, unwatched
+from tests.support.frames import MS, bare, beat, light, step
 
 NS = st.integers(-(2**62) + 1, 2**62 - 1)
 COUNT = st.integers(0, 2**53 - 1)
@@ -69,7 +69,7 @@ def test_any_steps_come_back_as_they_were(ranks: tuple[Step, ...]) -> None:
 
 def test_ordinary_steps_come_back_as_they_were() -> None:
     late = [step(rank, 7, late_ms=rank, start_ns=10**18 + rank * 317, cpu_ns=5, comm_first_seq=70) for rank in range(4)]
-    for ranks in (late, [unwatched(0, 3), unwatched(1, 3)], [shadow(0, 3), step(1, 3), unwatched(2, 3)]):
+    for ranks in (late, [bare(0, 3), bare(1, 3)], [light(0, 3), step(1, 3), bare(2, 3)]):
         assert expand(packed(*ranks)) == ranks
 
 
@@ -179,5 +179,5 @@ def test_what_is_packed_is_what_the_message_says() -> None:
 def test_what_ranks_have_in_common_costs_little() -> None:
     """Eight ranks that differ by noise take a fraction of eight frames."""
     chance = random.Random(0)
-    ranks = [shadow(rank, late_ms=0, start_ns=10**15 + chance.randrange(MS)) for rank in range(8)]
+    ranks = [light(rank, late_ms=0, start_ns=10**15 + chance.randrange(MS)) for rank in range(8)]
     assert len(encode(packed(*ranks))) * 5 < sum(len(encode(one)) for one in ranks)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddpwatch.collector.node_steps import HOLD_NS, HOLD_STEPS, WHOLE_STEPS, NodeStepPacker
 from ddpwatch.wire.messages import NodeStep, Step, encode
 from ddpwatch.wire.node_step import expand
-from tests.support.frames import step, unwatched
+from tests.support.frames import bare, step
 
 Sent = list[tuple[int, list[int]]]
 
@@ -25,53 +25,48 @@ def packer_of(ranks: int) -> NodeStepPacker:
     """A packer that knows these ranks, and has sent their steps up to 0."""
     packer = NodeStepPacker(0)
     for rank in range(ranks):
-        packer.take_step(unwatched(rank, 0))
+        packer.take_step(bare(rank, 0))
     packer.rest()
     return packer
 
 
 def test_a_step_goes_up_when_all_ranks_have_sent_it() -> None:
     packer = packer_of(3)
-    assert (
-        packer.take_step(unwatched(2, 1))
-        == packer.take_step(unwatched(2, 2))
-        == packer.take_step(unwatched(0, 1))
-        == []
-    )
-    assert sent(packer.take_step(unwatched(1, 1))) == [(1, [0, 1, 2])]
-    assert packer.take_step(unwatched(0, 2)) == []
-    assert sent(packer.take_step(unwatched(1, 2))) == [(2, [0, 1, 2])]
+    assert packer.take_step(bare(2, 1)) == packer.take_step(bare(2, 2)) == packer.take_step(bare(0, 1)) == []
+    assert sent(packer.take_step(bare(1, 1))) == [(1, [0, 1, 2])]
+    assert packer.take_step(bare(0, 2)) == []
+    assert sent(packer.take_step(bare(1, 2))) == [(2, [0, 1, 2])]
 
 
 def test_a_rank_that_stops_holds_the_others_back_once() -> None:
     packer = packer_of(2)
-    packer.take_step(unwatched(0, 1))
+    packer.take_step(bare(0, 1))
     assert packer.flush(5) == packer.flush(4 + HOLD_NS) == []
     assert sent(packer.flush(5 + HOLD_NS)) == [(1, [0])]
-    assert sent(packer.take_step(unwatched(0, 2))) == [(2, [0])]
-    assert sent(packer.take_step(unwatched(1, 1))) == [(1, [1])]  # late, and waited for again
-    assert packer.take_step(unwatched(0, 3)) == []
-    assert sent(packer.take_step(unwatched(1, 2))) == [(2, [1])]
-    assert sent(packer.take_step(unwatched(1, 3))) == [(3, [0, 1])]
+    assert sent(packer.take_step(bare(0, 2))) == [(2, [0])]
+    assert sent(packer.take_step(bare(1, 1))) == [(1, [1])]  # late, and waited for again
+    assert packer.take_step(bare(0, 3)) == []
+    assert sent(packer.take_step(bare(1, 2))) == [(2, [1])]
+    assert sent(packer.take_step(bare(1, 3))) == [(3, [0, 1])]
 
 
 def test_what_only_waited_for_a_rank_that_ended_goes_up() -> None:
     packer = packer_of(2)
-    packer.take_step(unwatched(0, 1))
-    packer.take_step(unwatched(0, 2))
+    packer.take_step(bare(0, 1))
+    packer.take_step(bare(0, 2))
     assert sent(packer.leave(1)) == [(1, [0]), (2, [0])]
 
 
 def test_a_step_that_a_rank_dropped_goes_up_with_the_next() -> None:
     packer = packer_of(2)
-    packer.take_step(unwatched(0, 1))
-    packer.take_step(unwatched(0, 2))
-    assert sent(packer.take_step(unwatched(1, 2))) == [(1, [0]), (2, [0, 1])]
+    packer.take_step(bare(0, 1))
+    packer.take_step(bare(0, 2))
+    assert sent(packer.take_step(bare(1, 2))) == [(1, [0]), (2, [0, 1])]
 
 
 def test_memory_is_bounded() -> None:
     packer = packer_of(2)
-    found = [message for number in range(1, 3 * HOLD_STEPS) for message in packer.take_step(unwatched(0, number))]
+    found = [message for number in range(1, 3 * HOLD_STEPS) for message in packer.take_step(bare(0, number))]
     assert sent(found) == [(number, [0]) for number in range(1, 2 * HOLD_STEPS)]
 
 
@@ -123,7 +118,7 @@ def test_no_step_is_lost_or_doubled_and_every_rank_keeps_its_order(data: st.Data
             found = packer.leave(rank)
         else:
             numbers[rank] = 0 if action == "again" else numbers[rank] + (2 if action == "skip" else 1)
-            one = unwatched(rank, numbers[rank])
+            one = bare(rank, numbers[rank])
             one.own_ns = serial
             took[rank].append(one)
             found = packer.take_step(one)

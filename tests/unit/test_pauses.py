@@ -10,11 +10,11 @@ from ddpwatch.wire.messages import Device, Mark, RankSample
 from tests.support.frames import (
     MS,
     START_NS,
+    bare,
     hello,
     state_of,
     step,
     synchronous,
-    unwatched,
 )
 from tests.unit.test_engine import incidents, late_ones
 
@@ -69,9 +69,9 @@ class TestPauses:
         (pause,) = [one for one in late_ones(incidents(late)) if one.kind == "pause"]
         assert (pause.ranks, pause.until_step) == ((1,), 28 + before)
 
-    def test_a_stall_in_an_unwatched_step_is_nobody_s_without_more(self):
+    def test_a_stall_in_a_bare_step_is_nobody_s_without_more(self):
         steps = [step(rank, n) for n in range(40) for rank in range(2)]
-        stalls = [unwatched(rank, 40) for rank in range(2)]
+        stalls = [bare(rank, 40) for rank in range(2)]
         for stall in stalls:
             stall.duration_ns = 12_100 * MS
         found = state_of([hello(0), hello(1), *steps, *stalls]).diagnosis.incidents()

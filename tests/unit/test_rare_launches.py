@@ -1,4 +1,4 @@
-"""Lateness where most steps do not show it: at long sampling periods, in a run whose shadows carry no launches.
+"""Lateness where most steps do not show it: at long sampling periods, in a run whose light steps carry no launches.
 
 Only steps that have lateness are judged: the others neither clear a rank nor blame it.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 from msgspec.structs import replace
 
-from ddpwatch.sampling.levels import FULL, SHADOW
+from ddpwatch.sampling.levels import FULL, LIGHT
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Step
 from tests.support.fleet import Disturbance, Fleet, Shape, zeros
@@ -37,10 +37,10 @@ def fleet_of(period: int, late: range) -> Fleet:
 
 
 def without_launches(frames: Iterator[Step]) -> Iterator[Step]:
-    """The frames, in which shadows say nothing about collectives."""
+    """The frames, in which light steps say nothing about collectives."""
     for frame in frames:
         columns = {f"comm_{name}": column for name, column in NO_LAUNCHES.items()}
-        yield replace(frame, **columns) if frame.status == SHADOW else frame
+        yield replace(frame, **columns) if frame.status == LIGHT else frame
 
 
 def stragglers_after_full_steps(fleet: Fleet) -> Iterator[list[tuple[int, ...]]]:
@@ -64,7 +64,7 @@ def test_a_rank_that_is_late_in_every_step_is_named_for_good(period: int) -> Non
 
 @PERIODS
 def test_a_single_late_step_names_nobody(period: int) -> None:
-    """Even if it is one of those that have lateness: in the shadows after it, nobody is known to be late."""
+    """Even if it is one of those that have lateness: in the light steps after it, nobody is known to be late."""
     fleet = fleet_of(period, range(0))
     blip = next(number for number in range(STEPS // 2, STEPS) if fleet.status(number) == FULL)
     assert not any(stragglers_after_full_steps(fleet_of(period, range(blip, blip + 1))))

@@ -202,8 +202,8 @@ def test_a_forward_without_gradients_in_training_mode_takes_no_wait_from_its_ste
     assert [end - begin for begin, end in script.validations] == [10]
 
 
-def test_an_unwatched_step_has_no_waits_and_the_next_one_only_its_own() -> None:
-    script = Script(FixedSchedule(unwatched=lambda step: step == 1))
+def test_a_bare_step_has_no_waits_and_the_next_one_only_its_own() -> None:
+    script = Script(FixedSchedule(bare=lambda step: step == 1))
     loader = Loader(script)
     for wait in (1, 20, 30):
         train(script, partial(loader.wait, wait))
@@ -274,7 +274,7 @@ def test_an_exception_in_the_forward_aborts_the_step() -> None:
 def test_an_optimizer_that_raises_spoils_no_later_step(
     make: Callable[[], Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of memory, say: the script goes on, and its next optimizer ends the step. Also an unwatched one."""
+    """Out of memory, say: the script goes on, and its next optimizer ends the step. Also a bare one."""
     script = make()
     pass_steps(script, 1)
     before = script.recorder.steps
@@ -328,7 +328,7 @@ def test_an_evaluation_with_gradients_on_is_no_part_of_a_step_and_does_not_grow(
 
 
 def test_a_reduction_whose_buckets_were_not_seen_is_one() -> None:
-    """So a shadow step on a GPU is compared with the full ones beside it, and not called unsynced."""
+    """So a light step on a GPU is compared with the full ones beside it, and not called unsynced."""
     script = Script()
     script.forward()
     script.after(1).backward_begin()
@@ -341,13 +341,13 @@ def test_a_reduction_whose_buckets_were_not_seen_is_one() -> None:
 
 
 class EverySecond(SamplingSchedule):
-    """Every second step is unwatched."""
+    """Every second step is bare."""
 
-    def is_unwatched(self, step: int) -> bool:
+    def is_bare(self, step: int) -> bool:
         return step % 2 == 1
 
 
-def test_an_unwatched_step_has_a_start_and_an_end() -> None:
+def test_a_bare_step_has_a_start_and_an_end() -> None:
     script = Script(EverySecond())
     for _ in range(4):
         for synced in (False, True):  # micro-batches
@@ -363,7 +363,7 @@ def test_an_unwatched_step_has_a_start_and_an_end() -> None:
 
 
 def test_without_an_optimizer_every_step_is_watched() -> None:
-    """Nothing would show where an unwatched one ends."""
+    """Nothing would show where a bare one ends."""
     script = Script(EverySecond())
     for _ in range(4):
         script.forward()
@@ -372,7 +372,7 @@ def test_without_an_optimizer_every_step_is_watched() -> None:
     assert [step.status for step in script.messages()] == ["ok"] * 4
 
 
-def test_an_unwatched_step_that_no_optimizer_ends_is_given_up() -> None:
+def test_a_bare_step_that_no_optimizer_ends_is_given_up() -> None:
     script = Script(EverySecond())
     script.forward()
     script.backward()
@@ -389,7 +389,7 @@ def test_an_unwatched_step_that_no_optimizer_ends_is_given_up() -> None:
 
 def test_hooks_outside_a_step_are_no_error() -> None:
     script = Script()
-    assert script.recorder.bucket_launch(0, 0, 1) is None  # Join's shadow steps reduce without a forward
+    assert script.recorder.bucket_launch(0, 0, 1) is None  # Join's light steps reduce without a forward
     script.recorder.backward_end()
     script.recorder.optimizer_end()
     script.recorder.hook_fired(3)
@@ -479,14 +479,14 @@ def test_a_skipped_batch_does_not_change_what_the_ranks_choose() -> None:
 
 
 class OneIn64(SamplingSchedule):
-    """Shadow steps; from step 32 on, one in 64 is watched. Notes what it learns."""
+    """Light steps; from step 32 on, one in 64 is watched. Notes what it learns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.watched.value = 64
         self.learnt: list[tuple[str, int]] = []
 
-    def is_shadow(self, step: int) -> bool:
+    def is_light(self, step: int) -> bool:
         return True
 
     def learn(self, level: str, own_ns: int, step_ns: int) -> None:
@@ -498,7 +498,7 @@ def pass_steps(script: Script, steps: int, micro_steps: int = 1, unsynced: Colle
     for step in range(steps):
         for number in range(micro_steps):
             syncs = number == micro_steps - 1 and step not in unsynced
-            if not script.after(1).forward_goes_unwatched(syncs):
+            if not script.after(1).forward_goes_by(syncs):
                 script.recorder.forward_begin(syncs)
             script.after(10).forward_end()
             if script.recorder.phase:
@@ -515,7 +515,7 @@ def steps_of(script: Script) -> list[Step]:
 @pytest.mark.parametrize("micro_steps", [1, 3])
 def test_steps_of_a_stretch_are_as_if_each_had_a_record(micro_steps: int, unsynced: tuple[int, ...]) -> None:
     stretches, alone = Script(schedule := OneIn64()), Script(other := OneIn64())
-    alone.recorder.forward_goes_unwatched = lambda syncs: False  # type: ignore[method-assign, assignment]
+    alone.recorder.forward_goes_by = lambda syncs: False  # type: ignore[method-assign, assignment]
     for script in (stretches, alone):
         script.recorder.epoch = 3
         pass_steps(script, 300, micro_steps, unsynced)
@@ -544,7 +544,7 @@ def in_a_stretch() -> Script:
 def test_a_stretch_ends_when_steps_become_long() -> None:
     script = in_a_stretch()
     script.now += STRETCH_NS
-    assert not script.recorder.forward_goes_unwatched()
+    assert not script.recorder.forward_goes_by()
 
 
 def test_what_lies_between_two_steps_of_a_stretch_belongs_to_neither() -> None:
@@ -568,7 +568,7 @@ def test_an_exception_or_the_end_loses_no_finished_step_of_a_stretch() -> None:
     for end, status in ((StepRecorder.abort, ["aborted"]), (StepRecorder.finish, [])):
         script = in_a_stretch()
         count = script.recorder.steps
-        assert script.after(1).forward_goes_unwatched()
+        assert script.after(1).forward_goes_by()
         end(script.recorder)
         assert [step.step for step in steps_of(script)] == list(range(count + 1 + len(status)))
         assert [step.status for step in steps_of(script)[count:]] == ["unwatched", *status]
@@ -581,7 +581,7 @@ def test_the_batches_of_a_stretch_are_not_those_of_the_watched_step_after_it() -
     while not script.recorder.phase or script.recorder.phase == "input":
         script.recorder.data_wait(loader, script.now, script.now + 7)
         start = script.now
-        if not script.after(7).forward_goes_unwatched():
+        if not script.after(7).forward_goes_by():
             script.recorder.forward_begin()
             if script.recorder.phase == "forward":
                 break
@@ -607,7 +607,7 @@ def _of_script() -> None:
     """A reference to a DataLoader's iterator."""
 
 
-def test_many_micro_batches_are_one_unwatched_step() -> None:
+def test_many_micro_batches_are_one_bare_step() -> None:
     script = Script(EverySecond())
     for _ in range(4):
         for last in [False] * MAX_FORWARDS + [True]:

@@ -26,7 +26,7 @@ def test_it_lasts_while_steps_get_slower() -> None:
     assert "get slower and slower" in found.message
 
 
-def test_unwatched_steps_cost_as_much_as_those_around_them() -> None:
+def test_bare_steps_cost_as_much_as_those_around_them() -> None:
     run = RunDrift(DeviceCauses())
     for number in range(0, 2560, 4):
         run.add_step(number, round(1000 * (100 + number / 64)), number)

@@ -8,14 +8,14 @@ from functools import cache
 import pytest
 
 from ddpwatch.sampling.cost import ENOUGH_PAIRS, SHARE_STEPS, Cost, CostMeter
-from ddpwatch.sampling.schedule import UNWATCHED_PERIOD, SamplingSchedule
+from ddpwatch.sampling.schedule import BARE_PERIOD, SamplingSchedule
 from ddpwatch.wire.messages import Step
 
 MS = 1_000_000
 STEP_MS = 100
 
 
-SHADOW_MS = 0.5  # extra cost of a shadow step over an unwatched one
+LIGHT_MS = 0.5  # extra cost of a light step over a bare one
 OWN_MS = 0.05
 SENDER_MS = 0.4
 SENDER_STEPS = 5  # whose frames the sender thread sends when it wakes; its time belongs to the first
@@ -30,9 +30,9 @@ def measured(
     ranks: int = 2,
     watched: int = 1,
 ) -> tuple[Cost | None, float]:
-    """The measured and the true cost, in drifting noise; ``extra_ms``: of full steps over shadow steps."""
+    """The measured and the true cost, in drifting noise; ``extra_ms``: of full steps over light steps."""
     meter, noise = CostMeter(), random.Random(seed)
-    extra = {"unwatched": 0.0, "shadow": SHADOW_MS, "ok": SHADOW_MS + extra_ms}
+    extra = {"unwatched": 0.0, "shadow": LIGHT_MS, "ok": LIGHT_MS + extra_ms}
     drift = put_in = 0.0
     for number, (kind, known) in enumerate(scheduled(steps, period, watched)):
         drift = 0.9 * drift + noise.gauss(0, noise_ms)
@@ -49,7 +49,7 @@ def scheduled(steps: int, period: int, watched: int) -> list[tuple[str, bool]]:
     schedule, found = SamplingSchedule(), []
     schedule.full.value, schedule.watched.value = period, watched
     for number in range(steps):
-        kind = "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
+        kind = "unwatched" if schedule.is_bare(number) else "shadow" if schedule.is_light(number) else "ok"
         found.append((kind, schedule.needs_cpu_time(number) and schedule.needs_cpu_time(number + 1)))
     return found
 
@@ -101,11 +101,11 @@ def test_the_full_steps_among_the_newest_are_counted(period: int, of: int) -> No
 def test_it_stays_known_while_a_viewer_comes_and_goes() -> None:
     """Most steps change their level then, and at first only the comparisons from before are enough."""
     meter, schedule = CostMeter(), SamplingSchedule()
-    extra = {"unwatched": 0.0, "shadow": SHADOW_MS, "ok": SHADOW_MS + 3}
+    extra = {"unwatched": 0.0, "shadow": LIGHT_MS, "ok": LIGHT_MS + 3}
     for number in range(6000):
         attached = 2000 <= number < 4000
         schedule.full.value, schedule.watched.value = (1, 1) if attached else (64, 2)
-        kind = "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
+        kind = "unwatched" if schedule.is_bare(number) else "shadow" if schedule.is_light(number) else "ok"
         meter.add_step(step(number, 0, kind, int((80 + extra[kind]) * MS)))
         if number < 1000 or number % 10:
             continue
@@ -120,7 +120,7 @@ def test_the_start_of_the_sender_thread_is_no_cost_of_a_step() -> None:
     meter, schedule = CostMeter(), SamplingSchedule()
     schedule.full.value, schedule.watched.value = 8, 1
     for number in range(SHARE_STEPS):
-        kind = "unwatched" if schedule.is_unwatched(number) else "shadow" if schedule.is_shadow(number) else "ok"
+        kind = "unwatched" if schedule.is_bare(number) else "shadow" if schedule.is_light(number) else "ok"
         first = step(number, 0, kind, 80 * MS)
         first.sender_ns = 0 if number else 200 * MS
         meter.add_step(first)
@@ -153,10 +153,10 @@ def test_more_steps_narrow_the_interval() -> None:
 
 
 def test_too_few_pairs_give_no_cost() -> None:
-    assert measured(3, steps=UNWATCHED_PERIOD * ENOUGH_PAIRS)[0] is None
+    assert measured(3, steps=BARE_PERIOD * ENOUGH_PAIRS)[0] is None
 
 
-def test_without_unwatched_steps_it_is_not_known() -> None:
+def test_without_bare_steps_it_is_not_known() -> None:
     meter = CostMeter()
     for number in range(400):
         meter.add_step(step(number, 0, "shadow" if number % 2 else "ok", 80 * MS))
@@ -175,7 +175,7 @@ def test_only_neighbours_are_compared() -> None:
     assert not meter.differences
 
 
-def test_what_unwatched_steps_cost_is_that_of_all_of_them() -> None:
+def test_what_bare_steps_cost_is_that_of_all_of_them() -> None:
     """Those beside a watched step cost more than the others, as their CPU time is read."""
     meter = CostMeter()
     for number in range(512):

@@ -9,10 +9,10 @@ from zlib import crc32
 import pytest
 
 from ddpwatch.sampling.schedule import (
+    BARE_PERIOD,
     FULL_BUDGET,
     LONGEST_FULL_PERIOD,
     STEPS_PER_DECISION,
-    UNWATCHED_PERIOD,
     WATCHED_BUDGET,
     SamplingPeriod,
     SamplingSchedule,
@@ -57,19 +57,19 @@ def scheduled(full: int, watched: int = 1) -> SamplingSchedule:
 @pytest.mark.parametrize("full", PERIODS)
 def test_at_least_one_step_in_32_is_not_watched_and_lies_between_two_of_one_kind(full: int) -> None:
     schedule = scheduled(full)
-    unwatched = [step for step in range(32_000) if schedule.is_unwatched(step)]
-    assert len(unwatched) == 32_000 / UNWATCHED_PERIOD - 1  # none at the start
-    alike = sum(schedule.is_shadow(step - 1) == schedule.is_shadow(step + 1) for step in unwatched)
-    assert alike > (0.4 if full == 2 else 0.85) * len(unwatched)
+    bare = [step for step in range(32_000) if schedule.is_bare(step)]
+    assert len(bare) == 32_000 / BARE_PERIOD - 1  # none at the start
+    alike = sum(schedule.is_light(step - 1) == schedule.is_light(step + 1) for step in bare)
+    assert alike > (0.4 if full == 2 else 0.85) * len(bare)
 
 
 @pytest.mark.parametrize("watched", [2, 4, 8])
 def test_of_the_steps_that_are_watched_the_full_ones_are_some(watched: int) -> None:
     schedule = scheduled(64, watched)
     steps = range(64, 64 + 64_000)
-    seen = [step for step in steps if not schedule.is_unwatched(step)]
+    seen = [step for step in steps if not schedule.is_bare(step)]
     assert 0.9 < len(seen) * watched / len(steps) <= 1
-    assert sum(not schedule.is_shadow(step) for step in seen) == len(steps) / 64
+    assert sum(not schedule.is_light(step) for step in seen) == len(steps) / 64
 
 
 @pytest.mark.parametrize("rhythm", [2, 4, 8, 10, 16, 100])
@@ -88,8 +88,8 @@ def taught(own_ns: int, step_ns: int, period: SamplingPeriod | None = None) -> S
 
 def test_a_cheap_step_is_always_taken() -> None:
     assert taught(int(BUDGET * 100 * MS / COST_PER_OWN / 2), 100 * MS).value == 1
-    assert not any(scheduled(1).is_shadow(step) for step in range(1600))
-    assert not any(scheduled(1).is_unwatched(step) for step in range(UNWATCHED_PERIOD))
+    assert not any(scheduled(1).is_light(step) for step in range(1600))
+    assert not any(scheduled(1).is_bare(step) for step in range(BARE_PERIOD))
 
 
 @pytest.mark.parametrize("times", [1.5, 3, 7, 15])
@@ -112,48 +112,48 @@ def test_a_period_does_not_flutter() -> None:
     assert taught(int(1.5 * BUDGET * 100 * MS / COST_PER_OWN), 100 * MS, period).value == 4
 
 
-def costing(shadow: float, full: float) -> SamplingSchedule:
-    """A schedule that has learnt what a shadow step costs, and what a full one adds, as shares of a step of 100 ms."""
+def costing(light: float, full: float) -> SamplingSchedule:
+    """A schedule that has learnt what a light step costs, and what a full one adds, as shares of a step of 100 ms."""
     schedule = SamplingSchedule()
     for _ in range(STEPS_PER_DECISION):
-        schedule.learn("shadow", round(shadow * 100 * MS / 2), 100 * MS)
+        schedule.learn("shadow", round(light * 100 * MS / 2), 100 * MS)
         schedule.learn("ok", round(full * 100 * MS / 6), 100 * MS)
     return schedule
 
 
 def levels(schedule: SamplingSchedule, steps: range) -> list[str]:
-    return ["-" if schedule.is_unwatched(n) else "s" if schedule.is_shadow(n) else "f" for n in steps]
+    return ["-" if schedule.is_bare(n) else "s" if schedule.is_light(n) else "f" for n in steps]
 
 
 STEPS = range(6400, 6400 + 3200)
 
 
-@pytest.mark.parametrize("shadow", [0.0001, 0.001, 0.002, 0.004, 0.006, 0.02])
+@pytest.mark.parametrize("light", [0.0001, 0.001, 0.002, 0.004, 0.006, 0.02])
 @pytest.mark.parametrize("full", [0.0001, 0.002, 0.004, 0.01, 0.05, 0.3])
 @pytest.mark.parametrize("budget", [0.01, 0.003, 0.1])
-def test_a_lease_spends_its_budget_and_no_more(budget: float, full: float, shadow: float) -> None:
+def test_a_lease_spends_its_budget_and_no_more(budget: float, full: float, light: float) -> None:
     """Or what watching costs without one. Less than half is spent only if every step is full."""
 
     def spent() -> float:
         chosen = levels(schedule, STEPS)
-        return (shadow * (len(chosen) - chosen.count("-")) + full * chosen.count("f")) / len(chosen)
+        return (light * (len(chosen) - chosen.count("-")) + full * chosen.count("f")) / len(chosen)
 
-    schedule = costing(shadow, full)
+    schedule = costing(light, full)
     without = spent()
     schedule.follow(round(budget * 1e6))
     assert spent() <= 1.000001 * max(budget, without)
     assert spent() > 0.4 * budget or schedule.full.value == 1
     chosen = levels(schedule, STEPS)
-    assert chosen.count("-") <= (len(chosen) / 32 if shadow <= budget / 2 else len(chosen) / 2)
+    assert chosen.count("-") <= (len(chosen) / 32 if light <= budget / 2 else len(chosen) / 2)
 
 
 @pytest.mark.parametrize(
-    ("shadow", "full", "chosen"),
+    ("light", "full", "chosen"),
     [(0.001, 0.0005, 785448588), (0.001, 0.004, 205748465), (0.004, 0.004, 2959843179), (0.004, 0.3, 3557624088)],
 )
-def test_without_a_lease_nothing_has_changed(shadow: float, full: float, chosen: int) -> None:
+def test_without_a_lease_nothing_has_changed(light: float, full: float, chosen: int) -> None:
     """The checksums are those of the schedule before there were leases."""
-    schedule = costing(shadow, full)
+    schedule = costing(light, full)
     schedule.follow(0)
     assert crc32("".join(levels(schedule, STEPS)).encode()) == chosen
 
@@ -200,7 +200,7 @@ def test_ranks_with_other_costs_share_the_full_steps_of_the_one_with_fewer() -> 
     one, other = costing(0.001, 0.004), costing(0.001, 0.03)
     for schedule in (one, other):
         schedule.follow(10_000)
-    full = [{n for n in STEPS if not s.is_unwatched(n) and not s.is_shadow(n)} for s in (one, other)]
+    full = [{n for n in STEPS if not s.is_bare(n) and not s.is_light(n)} for s in (one, other)]
     assert full[1] < full[0]
 
 
@@ -208,7 +208,7 @@ def watched_of(schedule: SamplingSchedule | None) -> list[int]:
     """The steps that are watched once their cost was found to be high."""
     assert schedule is not None
     taught(100 * MS, 100 * MS, schedule.watched)
-    return [step for step in range(UNWATCHED_PERIOD, 64_000) if not schedule.is_unwatched(step)]
+    return [step for step in range(BARE_PERIOD, 64_000) if not schedule.is_bare(step)]
 
 
 @pytest.mark.parametrize(
@@ -246,22 +246,22 @@ def test_of_twenty_steps_enough_are_watched_to_name_a_rank(step_ns: int) -> None
     schedule = SamplingSchedule()
     taught(200_000, step_ns, schedule.watched)
     for first in range(64, 6400):
-        assert sum(not schedule.is_unwatched(step) for step in range(first, first + 18)) >= 8
+        assert sum(not schedule.is_bare(step) for step in range(first, first + 18)) >= 8
 
 
 NOTHING_SET: Mapping[str, str] = {}
 
 
 class Simulated:
-    """A rank whose steps cost what they are said to cost (ms): a shadow step, and a full one in addition to that."""
+    """A rank whose steps cost what they are said to cost (ms): a light step, and a full one in addition to that."""
 
     def __init__(
-        self, shadow_ms: float, full_ms: float, environment: Mapping[str, str] = NOTHING_SET, shadows: bool = True
+        self, light_ms: float, full_ms: float, environment: Mapping[str, str] = NOTHING_SET, light: bool = True
     ) -> None:
-        schedule = schedule_of(environment, shadows)
+        schedule = schedule_of(environment, light)
         assert schedule is not None
         self.schedule, self.number, self.lease_ppm = schedule, 0, 0
-        self._cost = {"-": 0.0, "s": shadow_ms, "f": full_ms}
+        self._cost = {"-": 0.0, "s": light_ms, "f": full_ms}
         self.levels: dict[int, str] = {}
 
     def run(self, steps: int, step_ms: float) -> Simulated:
@@ -269,7 +269,7 @@ class Simulated:
             self.schedule.follow(self.lease_ppm)
             (level,) = levels(self.schedule, range(number, number + 1))
             self.levels[number] = level
-            own_ms = self._cost[level] / {"-": 1, "s": 2, "f": 6 if self.schedule._shadows else 2}[level]
+            own_ms = self._cost[level] / {"-": 1, "s": 2, "f": 6 if self.schedule._light else 2}[level]
             name = {"-": "unwatched", "s": "shadow", "f": "ok"}[level]
             self.schedule.learn(name, round(own_ms * MS), round(step_ms * MS))
         self.number += steps
@@ -287,16 +287,16 @@ SHORT_MS = (0.5, 1.5, 2, 2.7, 5, 10, 20, 40)
 
 @pytest.mark.parametrize("step_ms", [1.5, 2, 2.7, 5, 10, 20, 50, 100])
 def test_the_budget_is_kept_where_steps_are_short(step_ms: float) -> None:
-    """With the cost that was measured, 0.1 ms per shadow step and 0.3 ms more per full one."""
-    job = Simulated(shadow_ms=0.1, full_ms=0.3).run(16_384, step_ms)
+    """With the cost that was measured, 0.1 ms per light step and 0.3 ms more per full one."""
+    job = Simulated(light_ms=0.1, full_ms=0.3).run(16_384, step_ms)
     assert (0.1 * job.share("sf") + 0.3 * job.share("f")) / step_ms <= WATCHED_BUDGET + FULL_BUDGET
 
 
 @pytest.mark.parametrize("step_ms", SHORT_MS)
-@pytest.mark.parametrize(("shadows", "per_s"), [(True, 10), (False, 2.5)])
-def test_however_dear_enough_steps_per_second_are_watched(step_ms: float, shadows: bool, per_s: float) -> None:
-    """10, a quarter without shadow steps; and a full one per second, or one of 64."""
-    job = Simulated(5, 20, shadows=shadows).run(16_384, step_ms)
+@pytest.mark.parametrize(("light", "per_s"), [(True, 10), (False, 2.5)])
+def test_however_dear_enough_steps_per_second_are_watched(step_ms: float, light: bool, per_s: float) -> None:
+    """10, a quarter without light steps; and a full one per second, or one of 64."""
+    job = Simulated(5, 20, light=light).run(16_384, step_ms)
     assert per_s <= job.share("sf") * 1000 / step_ms <= (2.01 * per_s if step_ms > 1 else 8 * per_s)
     full = job.share("f") * 1000 / step_ms
     assert full > 1 or job.share("f") >= 1 / LONGEST_FULL_PERIOD
@@ -304,7 +304,7 @@ def test_however_dear_enough_steps_per_second_are_watched(step_ms: float, shadow
 
 @pytest.mark.parametrize("step_ms", SHORT_MS)
 def test_all_steps_can_be_watched_however_short(step_ms: float) -> None:
-    assert Simulated(5, 20, {"DDPWATCH_DETAIL": "high"}).run(16_384, step_ms).share("sf") == 1 - 1 / UNWATCHED_PERIOD
+    assert Simulated(5, 20, {"DDPWATCH_DETAIL": "high"}).run(16_384, step_ms).share("sf") == 1 - 1 / BARE_PERIOD
 
 
 def test_when_steps_become_long_most_are_watched_soon() -> None:
@@ -344,7 +344,7 @@ def test_cpu_time_is_taken_around_watched_steps(watched: int) -> None:
     schedule = scheduled(512, watched)
     steps = range(6400, 6400 + 6400)
     taken = {step for step in steps if schedule.needs_cpu_time(step)}
-    chosen = [step for step in steps if not schedule.is_unwatched(step)]
+    chosen = [step for step in steps if not schedule.is_bare(step)]
     compared = sum(all(step + at in taken for at in (-1, 0, 1, 2)) for step in chosen)
     assert compared >= (1 - 3 / watched if watched >= 16 else 0.99) * len(chosen) - 8
     assert len(taken) <= (4 * len(steps) / watched if watched >= 16 else len(steps))
@@ -353,27 +353,27 @@ def test_cpu_time_is_taken_around_watched_steps(watched: int) -> None:
 @pytest.mark.parametrize("watched", [2, 4, 8])
 def test_where_many_steps_are_watched_there_is_something_to_be_done_at_each(watched: int) -> None:
     schedule = scheduled(512, watched)
-    unwatched = [step for step in range(6400, 6400 + 640) if schedule.is_unwatched(step)]
-    assert [schedule.unwatched_until(step) for step in unwatched] == [step + 1 for step in unwatched]
+    bare = [step for step in range(6400, 6400 + 640) if schedule.is_bare(step)]
+    assert [schedule.bare_until(step) for step in bare] == [step + 1 for step in bare]
 
 
 @pytest.mark.parametrize("watched", [16, 32, 64])
 def test_nothing_is_to_be_done_until_the_step_that_is_named(watched: int) -> None:
     schedule = scheduled(512, watched)
     for step in range(6400, 6400 + 640):
-        if schedule.is_unwatched(step):
-            until = schedule.unwatched_until(step)
+        if schedule.is_bare(step):
+            until = schedule.bare_until(step)
             assert until > step
             for other in range(step + 1, until):
-                assert schedule.is_unwatched(other)
+                assert schedule.is_bare(other)
                 assert not schedule.needs_cpu_time(other)
             named = schedule.needs_cpu_time(until) or not until % watched
-            assert named or not schedule.is_unwatched(until)
+            assert named or not schedule.is_bare(until)
 
 
 @pytest.mark.parametrize("floor", [0.0005, 0.005, 0.02])
 @pytest.mark.parametrize("by_sender", [False, True])
-def test_what_unwatched_steps_and_the_sender_cost_is_taken_from_the_budget(floor: float, by_sender: bool) -> None:
+def test_what_bare_steps_and_the_sender_cost_is_taken_from_the_budget(floor: float, by_sender: bool) -> None:
     """If it is more than the budget, watched steps become as rare as they may."""
     sender = [0]
     schedule = SamplingSchedule(sender_clock=lambda: sender[0])

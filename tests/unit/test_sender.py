@@ -92,7 +92,7 @@ def test_a_collector_that_does_not_listen_delays_the_exit_by_far_less_than_a_sec
 
 
 def stretch(first: int) -> StepRecord:
-    """Three unwatched steps of 100 ns."""
+    """Three bare steps of 100 ns."""
     record = StepRecord(first, 100 * first)
     record.status, record.ends, record.end = "unwatched", [100 * first + 100, 100 * first + 200], 100 * first + 300
     return record

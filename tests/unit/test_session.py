@@ -105,7 +105,7 @@ def test_after_an_error_the_rank_is_no_longer_watched_and_says_so(
 def test_what_cannot_be_watched_leaves_nothing(
     step: str, run_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No hook, no collector, no run; the job trains unwatched, with one line, and a later module may be watched."""
+    """No hook, no collector, no run; the job trains bare, with one line, and a later module may be watched."""
 
     def refused(*_: object) -> None:
         raise DdpwatchError(f"no {step}")

@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.window import summarise
 from ddpwatch.wire.messages import Mark, Span
-from tests.support.frames import MS, beat, bye, hello, killed, layout, run, shadow, state_of, step, synchronous
+from tests.support.frames import MS, beat, bye, hello, killed, layout, light, run, state_of, step, synchronous
 
 UNKNOWN_OTHERWISE = "no bucket was seen; whether the ranks communicate otherwise is not known"
 
@@ -70,7 +70,7 @@ class TestVerdict:
         def waiting(n, waits):
             spans = [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 80 * MS)]
             spans += [Span("sync", 80 * MS, (80 + waits) * MS), Span("optimizer", 91 * MS, 95 * MS)]
-            return shadow(0, n, spans=spans)
+            return light(0, n, spans=spans)
 
         for waits, kind in ((2, "hidden"), (30, "exposed_comm")):
             assert judged([hello(0, 1), *(waiting(n, waits) if n % 20 else step(0, n) for n in range(60))]).kind == kind
@@ -202,12 +202,12 @@ class TestVerdict:
 
 class TestFullSteps:
     def test_they_are_looked_for_further_back(self):
-        state = state_of([hello(0, world=1), *(shadow(0, n) if n % 64 else step(0, n) for n in range(1, 300))])
+        state = state_of([hello(0, world=1), *(light(0, n) if n % 64 else step(0, n) for n in range(1, 300))])
         recent = state.recent()
         assert [view.step for view in recent[-50:]] == list(range(250, 300))
         assert [view.step for view in recent if view.timed] == [128, 192, 256]
 
     def test_they_outlive_the_others_where_there_is_room_for_few(self, monkeypatch):
         monkeypatch.setattr("ddpwatch.analysis.kept_steps.KEPT", StepLimit(512, 20, 2))
-        state = state_of([hello(0, world=1), *(shadow(0, n) if n % 64 else step(0, n) for n in range(1, 300))])
+        state = state_of([hello(0, world=1), *(light(0, n) if n % 64 else step(0, n) for n in range(1, 300))])
         assert list(state.steps) == [128, 192, 256, *range(280, 300)]

@@ -140,7 +140,7 @@ def sharded() -> Iterator[Message]:
         )
 
 
-def shadow() -> Iterator[Message]:
+def light() -> Iterator[Message]:
     for message in MadeUpJob().messages():
         if isinstance(message, Step):
             message = replace(message, status="shadow", comm_done=[None] * len(message.comm_label))
@@ -151,7 +151,7 @@ def shadow() -> Iterator[Message]:
     ("messages", "line"),
     [
         (sharded, "what-if supports DDP only, and this job uses FSDP2"),
-        (shadow, "0 full steps of all ranks, and 5 are needed"),
+        (light, "0 full steps of all ranks, and 5 are needed"),
     ],
 )
 def test_a_refusal_is_one_line(tmp_path: Path, messages: Callable[[], Iterator[Message]], line: str) -> None:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import UNWATCHED, Ledger, StepSplit
+from ddpwatch.analysis.diagnosis.accounts.accounts import BARE, Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -48,7 +48,7 @@ from ddpwatch.wire.messages import (
     Step,
 )
 
-MOST_SPLITS = 16_384  # with the unwatched steps between them
+MOST_SPLITS = 16_384  # with the bare steps between them
 WATCHED_PHASES = ("data", "between", "forward", "backward")
 LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
 KEEP_FACTS = 16  # newest watched steps that may still show why
@@ -368,10 +368,10 @@ class Diagnosis:
         for incident in incidents:
             if len(incident.ranks) != 1 or incident.kind in ("hang", "death"):
                 continue
-            unwatched = bool(incident.evidence.unwatched)
-            ns = min(incident.cost_ns, rest[UNWATCHED] if unwatched else waits)
-            if unwatched:
-                rest[UNWATCHED] -= ns
+            bare = bool(incident.evidence.unwatched)
+            ns = min(incident.cost_ns, rest[BARE] if bare else waits)
+            if bare:
+                rest[BARE] -= ns
             else:
                 waits -= ns
             waiting[incident.ranks[0], incident.phase] += ns

@@ -83,7 +83,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         stacks: Their calls, innermost first; in ``no_stack`` why there are none.
         longest_ms: The longest pause.
         ranks: How many ranks the run has.
-        unwatched: True if the pauses were in unwatched steps.
+        unwatched: True if the pauses were in bare steps.
         beyond_tail: Whether the pause is longer than pauses of the run usually are.
         denied: Whether the machine did not let the job run for most of it.
         ends: How ranks ended; in ``hung`` the ranks that held up the others before.
@@ -223,7 +223,7 @@ class LostTime:
     Attributes:
         rank_ns: From each rank's first step to the end of its last one, added up.
         accounts: Largest first; they add up to ``rank_ns``.
-        watched: The share of the time that was split by its own stamps. Unwatched steps are split like watched ones.
+        watched: The share of the time that was split by its own stamps. Bare steps are split like watched ones.
         ranks: Of how many ranks.
         costly: Whether so much is lost that it is worth a word.
         next_step: What to do about most of it.

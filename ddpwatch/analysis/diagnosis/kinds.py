@@ -26,7 +26,7 @@ class KindOf(NamedTuple):
 
     Attributes:
         letter: In a strip of steps: it sets the kinds apart without colour.
-        name: On the screen.
+        name: On screens and in reports.
         late: Whether it is one of late ranks. These are called by what they do most: one goes on as another.
         blames: Whether its ranks are late by themselves.
         of_host: Whether a slow host replaces those of its ranks.
@@ -58,7 +58,7 @@ KINDS: Final[dict[Kind, KindOf]] = {
     # Transfers have become slower
     "slow_link": KindOf("L", "slow link", comes_back=True),
     # All ranks are slower from a step on, and their devices show why
-    "slow_device": KindOf("C", "slow device", comes_back=True),
+    "slow_device": KindOf("C", "all ranks slower", comes_back=True),
     # Most ranks of one host are late
     "slow_host": KindOf("M", "slow host", late=True, blames=True, comes_back=True),
     # A rank does not go on
@@ -68,5 +68,5 @@ KINDS: Final[dict[Kind, KindOf]] = {
     # The comm hook communicates nothing
     "not_reduced": KindOf("N", "not reduced", for_good=True),
     # Ranks of one group have different buckets
-    "layouts_differ": KindOf("B", "layouts", for_good=True),
+    "layouts_differ": KindOf("B", "layouts differ", for_good=True),
 }

@@ -20,6 +20,7 @@ class Diagnosed:
         slowest: The late rank that costs most at the moment.
         whole: They are those of a whole recording, not only of the run up to the position.
         progress: How much of the recording is diagnosed; None if there is nothing to wait for.
+        unit: What costs are counted in.
     """
 
     incidents: Sequence[Incident] = ()
@@ -27,6 +28,7 @@ class Diagnosed:
     slowest: Incident | None = None
     whole: bool = False
     progress: float | None = None
+    unit: str = "process-seconds"
 
     @property
     def waited_for(self) -> Mapping[int, int]:
@@ -110,7 +112,7 @@ def _layer(incident: Incident, names: LayerNames) -> str:
 
 
 def _when(incident: Incident, position: int | None) -> str:
-    """Returns whether it lasts; at a position in a recording, whether it lasted then."""
+    """Returns whether it is ongoing; at a position in a recording, whether it was then."""
     if position is None or incident.since_step is None:
         return "now" if incident.open else "over"
     first, last = _positions(incident, incident.since_step)

@@ -178,7 +178,7 @@ class StepLanes:
         error_ns: How far a rank may be off on it.
         missing: Ranks that have not sent this step.
         comm_rows: Rows that a rank's buckets need so that none covers another, at most `MAX_COMM_ROWS`.
-        status: Empty for an ordinary step, else warm-up, aborted, shadow, unwatched or not synced.
+        status: Empty for an ordinary step, else warm-up, aborted, light, bare or not synced.
     """
 
     step: int

@@ -82,10 +82,10 @@ class RunLog:
             self._restarted(message.restarts, at_ns)
             self._pointer(message.whole, at_ns)
 
-    def log_incidents(self, incidents: Sequence[Incident], at_ns: int) -> None:
-        """Adds a line for each incident that has started, and for each that has ended."""
+    def log_incidents(self, incidents: Sequence[Incident], at_ns: int, unit: str) -> None:
+        """Adds a line for each incident that has started, and for each that has ended; costs are in that unit."""
         for news in self._news.take_incidents(incidents, at_ns):
-            self.add_line(_incident(news, at_ns))
+            self.add_line(_incident(news, at_ns, unit))
 
     def _step(self, step: Step, at_ns: int) -> None:
         key = (step.step, step.status)
@@ -168,10 +168,10 @@ def style_of(incident: Incident) -> str:
     return "bad" if incident.severity == "error" or KINDS[incident.kind].blames else "warn"
 
 
-def _incident(news: News, at_ns: int) -> LogLine:
+def _incident(news: News, at_ns: int, unit: str) -> LogLine:
     incident = news.incident
     step = incident.until_step if news.what == "ended" else incident.since_step
-    return LogLine(at_ns, "incident", news.text, "good" if news.what == "ended" else style_of(incident), step)
+    return LogLine(at_ns, "incident", news.text(unit), "good" if news.what == "ended" else style_of(incident), step)
 
 
 def mark_duration(mark: Mark) -> str:

@@ -239,7 +239,7 @@ class OverviewBuilder:
         version = self._diagnosed_at[0]
         if version != state.version and (at_rest or self.due(state) or state.finished_steps < ENOUGH_STEPS):
             found = state.diagnosis
-            self._diagnosed = Diagnosed(tuple(found.incidents()), found.lost(), found.slowest())
+            self._diagnosed = Diagnosed(tuple(found.incidents()), found.lost(), found.slowest(), unit=state.unit)
             self._diagnosed_at = (state.version, state.now_ns, _last_end(state))
         return self._diagnosed
 

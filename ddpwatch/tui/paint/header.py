@@ -100,8 +100,8 @@ def step_text(model: Overview) -> str:
 
 def _crowded(model: Overview, width: int) -> str:
     """Returns the first line's right end on a screen whose second line has no room for all figures."""
-    room = min(width - len(step_text(model)) - 48, 21)  # 21: in short
-    extra = fit(_health(model), room) if room > len("drops 99") else []
+    room = min(width - len(step_text(model)) - 48, 24)  # 24: in short
+    extra = fit(_health(model), room) if room > len("lost 99") else []
     return "".join(text for text, _ in extra) + "  " + step_text(model)
 
 
@@ -185,7 +185,7 @@ def _plain(text: str, priority: int) -> Field:
 
 
 def _figures_line(model: Overview, width: int) -> Row:
-    """Returns the figures, with sparklines as long as there is room for; own cost gives way to them."""
+    """Returns the figures, with sparklines as long as there is room for; the overhead gives way to them."""
     room = max(width - 2, 0)
     for cells in SPARK_CELLS:
         fields = _figures(model, width, cells)
@@ -221,28 +221,26 @@ def _standstill(ns: int) -> Field:
 
 
 def _health(model: Overview) -> list[Field]:
-    """Returns the cost of watching, and the frames lost."""
-    drops = f"drops {model.dropped}" if model.ranks else f"drops {UNKNOWN}"
-    return [Field(drops, drops, 4, "bad" if model.dropped else "text"), _cost(model)]
+    """Returns how many messages are lost, if any, and the overhead."""
+    lost = f"{model.dropped} lost message{'s' * (model.dropped > 1)}"
+    return [*([Field(lost, f"lost {model.dropped}", 4, "bad")] if model.dropped else []), _cost(model)]
 
 
 def _sampling(model: Overview) -> Field:
-    """Returns how many of the newest steps are full, and what that may cost while somebody looks."""
+    """Returns how many of the newest steps are timed in full."""
     full, steps = model.newest_full
     if not steps:
         return Field("", "", 2)
-    ppm = None if model.status is None else model.status.lease_ppm
-    budget = "" if ppm is None else f" · budget {ppm / 1e4:g} %"
-    return Field(f"{full} of {steps} full{budget}", f"{full}/{steps} full", 2)
+    return Field(f"{full} of {steps} steps timed in full", f"{full}/{steps} in full", 2)
 
 
 def _cost(model: Overview) -> Field:
-    """Returns the cost by comparison with unwatched steps, or the probe's own cost until that is known."""
+    """Returns the overhead by comparison with bare steps, or what the probe measures of itself until that is known."""
     cost, own = model.cost, model.summary.cost
     if cost is None:
-        return Field(f"own cost {percent(own, 2)}", f"own {percent(own, 1)}", 5)
+        return Field(f"overhead {percent(own, 2)}", f"overhead {percent(own, 1)}", 5)
     interval = f"±{50 * (cost.high - cost.low):.2f}"
-    return Field(f"cost {100 * cost.ratio:.2f} {interval} %", f"cost {percent(cost.ratio, 1)}", 5)
+    return Field(f"overhead {100 * cost.ratio:.2f} {interval} %", f"overhead {percent(cost.ratio, 1)}", 5)
 
 
 def _spark(values: Sequence[float | None], cells: int, top: float | None = None) -> str:
@@ -309,7 +307,7 @@ def _facts(model: Overview, facts: VerdictFacts) -> list[Field]:
     return [
         Field(site, site, 0, "strong"),
         _since(facts, ended=model.ended),
-        _cost_of(facts.incident, 4 if hangs else 2, final=model.ended or model.diagnosed.whole),
+        _cost_of(facts.incident, model.diagnosed.unit, 4 if hangs else 2, final=model.ended or model.diagnosed.whole),
         Field(where, where, 3),
         Field(key, key, 5 if not hangs else 2, "dim"),
     ]
@@ -327,8 +325,8 @@ def _since(facts: VerdictFacts, ended: bool) -> Field:
     return Field(since + lasts, since, 1, "strong")
 
 
-def _cost_of(incident: Incident | None, priority: int, final: bool) -> Field:
+def _cost_of(incident: Incident | None, unit: str, priority: int, final: bool) -> Field:
     if incident is None or not incident.cost_ns:
         return Field("", "")
     so_far = "so far " if incident.open and not final else ""
-    return Field(f"cost {so_far}{cost_text(incident)}", f"cost {share_text(incident.share)} of the run", priority)
+    return Field(f"cost {so_far}{cost_text(incident, unit)}", f"cost {share_text(incident.share)} of the run", priority)

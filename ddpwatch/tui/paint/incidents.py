@@ -73,12 +73,12 @@ def paint_incidents(
     room = list_height(len(rows), height)
     for y, row in enumerate(rows[first : first + room], start=1):
         _paint_row(canvas, row, y, first + y - 1 == selected)
-    _paint_details(canvas, rows[selected], room + 1, ended)
+    _paint_details(canvas, rows[selected], room + 1, found.unit, ended)
     return canvas.rows()
 
 
-_WIDTHS = (13, 9, 24, 13, 7, 9, 7)
-_HEADINGS = ("incident", "ranks", "where", "steps", "every", "rank-s", "of run")
+_WIDTHS = (17, 8, 22, 12, 7, 9, 7)
+_HEADINGS = ("incident", "ranks", "where", "steps", "every", "cost s", "of run")
 _DROPPED_WHEN_NARROW = 4  # "every": the message has it
 
 
@@ -116,11 +116,11 @@ def _ranks(ranks: Sequence[int]) -> str:
     return spans(sorted(ranks)) if ranks else "all"
 
 
-def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> None:
+def _paint_details(canvas: Canvas, row: ListedIncident, y: int, unit: str, ended: bool) -> None:
     """Paints everything known of one incident."""
     incident, width = row.incident, canvas.width
     canvas.fill(0, width, y, " ", "heading")
-    title = f"{KINDS[incident.kind].name}, {_when(row, ended)}: cost {cost_text(incident)}"
+    title = f"{KINDS[incident.kind].name}, {_when(row, ended)}: cost {cost_text(incident, unit)}"
     canvas.put(1, y, shorten(title, width - 2), "heading-strong")
     lines = [(line, style_of(incident)) for line in wrap(shorten_name(incident.message, 400), width - 2, 3)]
     if incident.gain:
@@ -138,16 +138,16 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, ended: bool) -> 
 
 
 def _when(row: ListedIncident, ended: bool) -> str:
-    """Returns whether it lasts, and in which steps it lasted."""
+    """Returns whether it is ongoing, and in which steps it was."""
     since = row.incident.since_step
     if row.when == "later":
         return "later than the position"
     if row.incident.kind == "death" and since is not None:
         return f"at step {since}"
     if row.when == "now" and ended:
-        return "lasted to the end" if since is None else f"lasted from step {since} to the end"
+        return "ongoing at the end" if since is None else f"from step {since} to the end"
     if row.when == "now":
-        return "lasts" if since is None else f"lasts since step {since}"
+        return "ongoing" if since is None else f"ongoing since step {since}"
     steps = steps_text(row.incident)
     return "over" if since is None else f"over, {'steps' if '–' in steps else 'step'} {steps}"
 

@@ -48,7 +48,7 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
         until = "" if model.diagnosed.whole else " so far"
         _put_heading(canvas, f"{lost_text(lost, 0, size) or 'nothing known'}{until}")
         _paint_bar(canvas, lost, 1)
-        _paint_accounts(canvas, lost, 2)
+        _paint_accounts(canvas, lost, model.diagnosed.unit, 2)
     return canvas.rows()
 
 
@@ -82,11 +82,11 @@ def _style(account: Account) -> tuple[str, str]:
     return _STYLES.get((account.name, account.phase if account.name == "compute" else ""), _OTHER)
 
 
-def _paint_accounts(canvas: Canvas, lost: LostTime, y: int) -> None:
+def _paint_accounts(canvas: Canvas, lost: LostTime, unit: str, y: int) -> None:
     for account, row in zip(_shown(lost), range(y, canvas.height), strict=False):
         style, glyph = _style(account)
         x = canvas.put(canvas.put(1, row, glyph * 2, style), row, f"{share_text(account.ns / lost.rank_ns):>7} ")
-        cost = f"{seconds_text(account.ns)} rank-s"
+        cost = f"{seconds_text(account.ns)} {unit}"
         text_style = "text" if account.name in LOST else "dim"
         canvas.put(x, row, shorten(account_text(account), max(canvas.width - x - len(cost) - 2, 0)), text_style)
         canvas.put(canvas.width - len(cost) - 1, row, cost, "dim")

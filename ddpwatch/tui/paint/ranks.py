@@ -101,7 +101,7 @@ def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
             x = canvas.put(x, 0, GLYPHS[level] * 2, f"heat-{level}")
         x = canvas.put(x, 0, f" {figure(heat, high)}", "heading") + 3
     if len(heat.costs) and canvas.width >= _ROOMY:
-        canvas.put(end + _RIGHT, 0, "cost rank-s  of run", "heading")
+        canvas.put(end + _RIGHT, 0, "     cost s  of run", "heading")
     if heat.process_groups and canvas.width >= _ROOMY:
         canvas.put(canvas.width - _GROUPS, 0, "groups", "heading")
     canvas.put_runs(x, 0, strip_legend(heat.struck, end - x))
@@ -161,8 +161,10 @@ def paint_rank(
     summary = row.summary
     figures = [
         f"step {ms(summary.step_ns)} ms", f"late {ms(summary.late_ns)} ms", f"wait {ms(summary.wait_ns)} ms",
-        f"overlap {percent(summary.overlap)}", f"exposed {ms(summary.exposed_ns)} ms", f"drops {row.dropped}",
+        f"overlap {percent(summary.overlap)}", f"exposed {ms(summary.exposed_ns)} ms",
     ]  # fmt: skip
+    if row.dropped:
+        figures.append(f"lost messages {row.dropped}")
     if summary.clock_error_ns is not None:
         figures.append(f"clock ±{ms(summary.clock_error_ns)} ms")
     canvas.put_runs(1, 1, fit([Field(text, text, number) for number, text in enumerate(figures)], width - 2))

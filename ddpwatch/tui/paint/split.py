@@ -10,12 +10,12 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 
 PHASE_STYLES = (  # phase, heading in full and in short, style, glyph
     ("data", "data", "data", "data", "≈"),
-    ("between", "between", "btw", "idle", "·"),
+    ("between", "gap", "gap", "idle", "·"),
     ("forward", "forward", "fwd", "forward", "▒"),
     ("backward", "backward", "bwd", "backward", "▓"),
     ("exposed_comm", "exposed", "exp", "exposed", "╱"),
     ("optimizer", "optim", "opt", "optimizer", "░"),
-    ("other", "other", "oth", "idle", "·"),
+    ("other", "rest", "rest", "idle", "·"),
 )
 PHASE_NAMES = {phase: full for phase, full, *_ in PHASE_STYLES}
 _GUTTER = 5

@@ -24,7 +24,7 @@ COLUMNS: tuple[Column[RankLine], ...] = (
     Column("wait ms", 8, lambda row: ms(row.summary.wait_ns), 3),
     Column("overlap", 8, lambda row: percent(row.summary.overlap), 4),
     Column("exposed ms", 11, lambda row: ms(row.summary.exposed_ns), 1),
-    Column("drops", 6, lambda row: str(row.dropped), 5),
+    Column("lost messages", 14, lambda row: str(row.dropped), 5),
 )
 _HOST = 22  # with the process id
 _HOST_MOST = 14  # without
@@ -32,9 +32,12 @@ _STATUS_LEAST = 14
 _STATUS_MOST = 52
 
 
-def columns_for(width: int) -> list[Column[RankLine]]:
-    """Returns the columns that leave enough room for rank and status, which takes the rest of the width."""
-    return columns_that_fit(COLUMNS, width - 7 - _STATUS_LEAST)
+def columns_for(width: int, lost: bool = False) -> list[Column[RankLine]]:
+    """Returns the columns that leave enough room for rank and status, which takes the rest of the width.
+
+    The last is there only if messages were ``lost``.
+    """
+    return columns_that_fit(COLUMNS if lost else COLUMNS[:-1], width - 7 - _STATUS_LEAST)
 
 
 def paint_table(
@@ -45,12 +48,13 @@ def paint_table(
     ``others`` are not among the ``ranks``: the heading says how many there is no room for.
     """
     canvas = Canvas(width, height)
-    columns = columns_for(width)
+    lost = any(row.dropped for row in ranks)
+    columns = columns_for(width, lost)
     host = _HOST if width - sum(column.width for column in columns) - 7 - _HOST >= 34 else 0
     if hosts and not host:
         longest = max((cell_len(row.host) for row in ranks[:height]), default=0)
         host = min(max(longest, 4), _HOST_MOST) + 2
-        columns = columns_for(width - host)
+        columns = columns_for(width - host, lost)
     room = max(canvas.height - 1, 0)
     _paint_heading(canvas, columns, host, max(len(ranks) - room, 0) + others)
     first = min(max(first, 0), max(len(ranks) - room, 0))
@@ -105,6 +109,6 @@ def _in_brief(status: str) -> str:
 def _cell_style(column: Column[RankLine], row: RankLine, text: str) -> str:
     if text == UNKNOWN:
         return "dim"
-    if (column.heading == "drops" and row.dropped) or (column.heading == "late ms" and row.slowest):
+    if (column.heading == "lost messages" and row.dropped) or (column.heading == "late ms" and row.slowest):
         return "bad"
     return "text"

@@ -29,9 +29,9 @@ class LogView(RunView):
     DEFINITIONS = """\
   m         incidents, events and incidents, the job's output
             (if ddpwatch run started it; its newest 2,000 lines)
-  incidents worst first; ● lasts, ✓ is over, · comes later in a replay
-  rank-s    rank-seconds lost: what all other ranks waited, or what
-            all ranks spent; and the share of the run's rank-time
+  incidents worst first; ● ongoing, ✓ over, · comes later in a replay
+  cost s    GPU-seconds lost (on CPUs process-seconds): what all other
+            ranks waited, or all ranks spent; and their share of the run
   Enter     shows the step in the Timeline
   y         copies the line"""
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -104,7 +104,7 @@ class LogView(RunView):
         """The selected entry as text; None without one."""
         match self.current:
             case ListedIncident(incident=incident):
-                return f"{message_text(incident)}; cost {cost_text(incident)}"
+                return f"{message_text(incident)}; cost {cost_text(incident, self.session.overview.diagnosed.unit)}"
             case LogLine(text=text):
                 return text
         return None

@@ -21,9 +21,9 @@ class OverviewView(RunView):
             (also if it waited for DDP's buffers)
   wait      how long its bucket waited for the last rank, at most
   slowest   the latest rank, if it is late beyond the noise
-  cost      the share of a step that watching adds: CPU time of watched
-            steps against unwatched ones beside them, with 95 % interval
-  own cost  what the probe measures of itself, until cost is known"""
+  overhead  the share of a step that watching adds: CPU time of watched
+            steps against bare ones beside them, with 95 % interval; until
+            that is known, what the probe measures of itself"""
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)

@@ -27,17 +27,17 @@ class RanksView(RunView):
 
     NAME = "Ranks"
     DEFINITIONS = """\
-  m         lateness, step time, exposed, overlap, data, between
+  m         lateness, step time, exposed, overlap, data, gap
   data      waiting for the DataLoader (–: the loop uses none)
-  between   the rest of the time from optimizer to forward
+  gap       the rest of the time from optimizer to forward
   v         one host a row, as many rows as fit, or one rank a row; a
             cell shows the worst of its ranks
   ±         how far lateness may be off: hosts have clocks of their own
   unseen    nothing comes from the host's agent: nothing is known of its
             ranks, and nobody blames them
   s         by number, or by cost, highest first
-  cost      rank-seconds that all others waited for the rank, and their
-            share of the run's rank-time
+  cost s    GPU-seconds (on CPUs process-seconds) that all others waited
+            for the rank, and their share of the run
   lateness  how long after the first rank it launches a bucket, at most;
             with waits for DDP's buffers, which are blamed on the rank
             waited for

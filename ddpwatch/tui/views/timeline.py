@@ -31,7 +31,7 @@ class TimelineView(RunView):
   compute, ╲╲ exposed. Dense rows show compute in the upper half of a
   cell, communication in the lower half. Times count from the start of
   the first rank's step. To keep the cost down, the collectives of a
-  shadow step are not timed, and of an unwatched step only start and end
+  light step are not timed, and of a bare step only start and end
   are known."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "move(-1)", "cursor", key_display="←→"),

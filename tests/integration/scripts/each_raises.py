@@ -326,8 +326,8 @@ def main() -> None:
     calls._TOOL_IDS = ()  # so wrappers: what the interpreter's own events call cannot be traced
     PACKAGE = str(Path(ddpwatch.__file__).parent) + "/"
     activity.MIN_WAIT_NS = gc_pauses.MIN_PAUSE_NS = 0  # type: ignore[misc]
-    SamplingSchedule.is_shadow = lambda self, step: step == LATER + 1  # type: ignore[method-assign]
-    SamplingSchedule.is_unwatched = lambda self, step: step == LATER + 2  # type: ignore[method-assign]
+    SamplingSchedule.is_light = lambda self, step: step == LATER + 1  # type: ignore[method-assign]
+    SamplingSchedule.is_bare = lambda self, step: step == LATER + 2  # type: ignore[method-assign]
     follow(completion.Callback)
     warnings = Warnings()
     logging.getLogger("ddpwatch").addHandler(warnings)

@@ -47,7 +47,7 @@ def main() -> None:
     assert session._session is not None
     pace = session._session.recorder.sampling
     assert pace is not None
-    pace.is_unwatched = lambda step: step >= 2  # type: ignore[method-assign]
+    pace.is_bare = lambda step: step >= 2  # type: ignore[method-assign]
     Stay.come.set()
     for step in range(HANGS + 1):
         if step == HANGS and dist.get_rank() == 1:

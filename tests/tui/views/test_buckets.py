@@ -2,7 +2,7 @@
 
 from ddpwatch.wire.messages import BucketLayout, Layout
 from tests.support.dashboards import app_on, body, watching
-from tests.support.frames import hello, run, shadow, step
+from tests.support.frames import hello, light, run, step
 
 
 def layout(module: int, names: list[str], base: int) -> Layout:
@@ -32,7 +32,7 @@ class TestBuckets:
     async def test_completions_are_those_of_full_steps_however_long_ago(self):
         app = app_on()
         async with app.run_test(size=(140, 30)) as pilot:
-            await watching(pilot, [hello(0, world=1), step(0, 1), step(0, 2), *(shadow(0, n) for n in range(3, 90))])
+            await watching(pilot, [hello(0, world=1), step(0, 1), step(0, 2), *(light(0, n) for n in range(3, 90))])
             await pilot.press("3")
             assert [row.done is not None for row in app.view.rows()] == [True, True]
 

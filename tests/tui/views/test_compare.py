@@ -17,7 +17,7 @@ from ddpwatch.tui.models import compare as compare_model
 from ddpwatch.tui.models.compare import RANK_STEPS_PER_CALL, CompareModel, LiveSeries, setups
 from ddpwatch.tui.paint.compare import paint_compare
 from tests.support.dashboards import app_on, ended_recording, screen_text, until, watching
-from tests.support.frames import hello, run, shadow, state_of, step
+from tests.support.frames import hello, light, run, state_of, step
 
 
 @pytest.fixture
@@ -221,9 +221,9 @@ class TestChanges:
         assert widths[1] == pytest.approx(4 * widths[0])
 
     def test_what_is_exposed_is_taken_from_steps_with_timed_collectives_alone(self):
-        shadows = [shadow(r, n) for n in range(30, 90) for r in (0, 1)]
+        light_steps = [light(r, n) for n in range(30, 90) for r in (0, 1)]
         made = RunSeries("x")
-        for view in state_of([*run(30), *shadows]).steps.values():
+        for view in state_of([*run(30), *light_steps]).steps.values():
             made.add_step(view)
         assert (len(made.step), len(made.phases["forward"]), len(made.phases["exposed_comm"])) == (89, 89, 29)
         assert set(made.phases["exposed_comm"]) == {10.0}

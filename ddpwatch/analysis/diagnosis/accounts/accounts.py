@@ -3,10 +3,10 @@
 Exposed communication is split on its critical path, walked backwards from its end. The last collective was transferred
 since its last launch, or since the one before it was done: then that one counts as well, and so on. What lies before
 the last launch that this leads to is waiting for the rank that launched last, even if the wire was busy: with a faster
-wire, it would have been waiting all the same. In a shadow step no completion is known: there, the last launch of all is
+wire, it would have been waiting all the same. In a light step no completion is known: there, the last launch of all is
 where waiting ends.
 
-Of an unwatched step only the duration is known: it is split like a watched one that took about as long, and rather like
+Of a bare step only the duration is known: it is split like a watched one that took about as long, and rather like
 a newer one.
 """
 
@@ -39,10 +39,10 @@ PAUSE_PHASES = {  # by a mark's kind
     "compile": "compilation",
     "validation": "validation",
 }
-REFERENCES = 8  # newest watched steps, and newest long ones: what an unwatched one may resemble
+REFERENCES = 8  # newest watched steps, and newest long ones: what a bare one may resemble
 PER_OLDER = 0.01  # of a step: what an older one of these has to be more alike by
 LONG = 1.05  # a long step takes longer than usual, by this factor
-LIKE = 1.25  # an unwatched step that took longer than the most similar watched one, by this factor, is not like it
+LIKE = 1.25  # a bare step that took longer than the most similar watched one, by this factor, is not like it
 KEEP_MARKS = 64  # per rank, that no step has covered yet
 MOST_PENDING = 32  # steps
 
@@ -58,7 +58,7 @@ _KEYS: dict[str, AccountKey] = {
 TRANSFER: AccountKey = ("transfer", "exposed_comm")
 EXPOSED: AccountKey = ("exposed", "exposed_comm")  # waiting or transfer, which cannot be distinguished
 _STARTUP: AccountKey = ("startup", "")
-UNWATCHED: AccountKey = ("other", "unwatched")
+BARE: AccountKey = ("other", "unwatched")
 _UNSEEN: AccountKey = ("other", "unseen")
 _ABORTED: AccountKey = ("other", "aborted")
 
@@ -77,7 +77,7 @@ class StepSplit:
         held_up: By rank that paused, how much later it launched its group's last bucket than all others, at most.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.
-        like: The watched step that an unwatched one was split like.
+        like: The watched step that a bare one was split like.
     """
 
     step: int
@@ -277,7 +277,7 @@ class Ledger:
         self._refer(found, len(across))
 
     def _refer(self, found: StepSplit, ranks: int) -> None:
-        """Keeps a watched step, for unwatched ones that are like it."""
+        """Keeps a watched step, for bare ones that are like it."""
         mean = found.total / max(ranks, 1)
         if self._references and mean > LONG * self._usual.median:
             self._long.append((mean, found))
@@ -351,16 +351,16 @@ def _scale(like: StepSplit, found: StepSplit) -> int:
     found.waits.update(waits)
     found.leads = like.leads
     rounding = part - sum(scaled.values()) - sum(waits.values())
-    _add_ns(found.accounts, max(scaled, key=scaled.__getitem__, default=UNWATCHED), rounding)
+    _add_ns(found.accounts, max(scaled, key=scaled.__getitem__, default=BARE), rounding)
     return found.total - part
 
 
 def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int) -> None:
-    """Splits what an unwatched step took longer than others; one rank's marks may explain it."""
+    """Splits what a bare step took longer than others; one rank's marks may explain it."""
     paused = {rank: sum(phases.values()) for rank, phases in found.pauses.items()}
     rank = max(paused, key=paused.__getitem__, default=None)
     if rank is None or 2 * paused[rank] * len(steps) < rest or not rest:
-        _add_ns(found.accounts, UNWATCHED, rest)
+        _add_ns(found.accounts, BARE, rest)
         return
     duration = next((step.duration_ns for step in steps if step.rank == rank), 0)
     own = min(rest, max(0, int(duration - usual)))  # nothing if it paused before the step

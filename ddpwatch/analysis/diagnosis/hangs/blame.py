@@ -13,7 +13,7 @@ from ddpwatch.wire.messages import Beat, Bye
 # Why ranks are blamed: they have issued fewer collectives, do something else than to wait, send nothing, have finished
 # early. Or nobody is to blame: each waits in another group, or none is behind.
 Why = Literal["behind", "elsewhere", "silent", "finished", "crossed", "unknown"]
-_WAITING = ("", "sync")  # phases in which a rank may wait for others; "" is an unwatched step
+_WAITING = ("", "sync")  # phases in which a rank may wait for others; "" is a bare step
 _BETWEEN_STEPS = ("input", "between")
 _LONG = ("save", "compile", "validation")  # may hold the GIL, and with it the heartbeat
 

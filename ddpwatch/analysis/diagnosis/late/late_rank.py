@@ -123,7 +123,7 @@ class LateRank:
     def _beyond(self) -> list[_Waits]:
         """Returns the late steps of a rhythm before its first one that was watched, and after the last one.
 
-        It started, and ended, at one of the unwatched ones up to the next that was on time. Of these, the longer steps
+        It started, and ended, at one of the bare ones up to the next that was on time. Of these, the longer steps
         are its: those that took rather as long as its watched ones than as those in between.
         """
         if self.streak.constant or (period := self.streak.period) is None:
@@ -136,12 +136,12 @@ class LateRank:
         longer = (median(struck) + median(between)) / 2
         before = (self._waits(split) for split in reversed(self._before) if split.step % period == residue)
         after = (waits for waits in self._pending if waits.step % period == residue)
-        unwatched = (takewhile(lambda waits: not waits.watched, due) for due in (before, after))
-        return [waits for due in unwatched for waits in due if waits.total > longer]
+        bare = (takewhile(lambda waits: not waits.watched, due) for due in (before, after))
+        return [waits for due in bare for waits in due if waits.total > longer]
 
     @staticmethod
     def _as_usual(steps: Collection[_Waits], seen: Iterable[_Waits], limit: float) -> float:
-        """Returns what steps that it makes late cost: an unwatched one as much as the mean watched one."""
+        """Returns what steps that it makes late cost: a bare one as much as the mean watched one."""
         if all(waits.watched for waits in steps):
             return sum(min(waits.ns, limit) for waits in steps)
         usual = [min(waits.ns, limit) for waits in seen]
@@ -182,7 +182,7 @@ class LateRank:
 class _Waits(NamedTuple):
     """What others waited in a step because of it, at most: until the next rank launched (ns).
 
-    ``total`` is the step's rank-time. An unwatched one was split like the watched step that took most nearly as long:
+    ``total`` is the step's rank-time. A bare one was split like the watched step that took most nearly as long:
     it need not be one of the same rhythm.
     """
 

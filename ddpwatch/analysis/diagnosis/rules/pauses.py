@@ -64,7 +64,7 @@ class _Pause:
     excess_ns: int = 0
     cost_ns: int = 0
     ranks_in_run: int = 1
-    unwatched: bool = False
+    bare: bool = False
     seen_ns: int = 0
     unseen_ns: int = 0
     unseen_cost_ns: int = 0
@@ -94,7 +94,7 @@ class _Pause:
 
     @property
     def whole_cost_ns(self) -> int:
-        """In an unwatched step, a mark costs as much of its length as in watched ones."""
+        """In a bare step, a mark costs as much of its length as in watched ones."""
         if not self.seen_ns:
             return self.cost_ns + self.unseen_cost_ns
         return self.cost_ns * (self.seen_ns + self.unseen_ns) // self.seen_ns
@@ -216,7 +216,7 @@ class Pauses:
             return
         step = facts.across.step
         cost = _cost(facts, ranks, excess)
-        pause = _Pause(ranks, phase, step, ranks_in_run=len(facts.across), unwatched=not facts.across.counted)
+        pause = _Pause(ranks, phase, step, ranks_in_run=len(facts.across), bare=not facts.across.counted)
         pause.add_step(step, excess, cost)
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
         before = self._fresh[-1] if self._fresh else None
@@ -323,7 +323,7 @@ def _incident(pause: _Pause) -> Incident:
         evidence=Evidence(
             longest_ms=pause.longest_ns / NS_PER_MS,
             ranks=pause.ranks_in_run,
-            unwatched=pause.unwatched or None,
+            unwatched=pause.bare or None,
             beyond_tail=pause.unusual if usual else None,
             denied=pause.denied if usual else None,
         ),

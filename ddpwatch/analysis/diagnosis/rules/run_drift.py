@@ -95,7 +95,7 @@ def _base(blocks: Sequence[StepBlock]) -> float:
 
 
 def _excess(blocks: Sequence[StepBlock], base: float) -> float:
-    """Returns what all steps took longer than at first: unwatched ones as much as the watched ones after them."""
+    """Returns what all steps took longer than at first: bare ones as much as the watched ones after them."""
     ends = [blocks[0].first - 1, *(block.last for block in blocks)]
     return sum(
         max(0.0, block.ns - base) * (last - before)

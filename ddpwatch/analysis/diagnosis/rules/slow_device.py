@@ -93,7 +93,7 @@ class _Slowdown:
         self._watched, self._cost_ns = 0, 0.0
 
     def count(self, block: StepBlock) -> None:
-        """Counts what a block takes longer, as do the unwatched steps before and in it."""
+        """Counts what a block takes longer, as do the bare steps before and in it."""
         self._cost_ns += (block.ns - self.base) * (block.last - self._until)
         self._watched += BLOCK_STEPS
         self._until = block.last

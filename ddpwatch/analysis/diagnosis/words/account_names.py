@@ -1,15 +1,27 @@
-"""What the accounts are called: the same in the dashboard, plain lines and reports."""
+"""What accounts and phases are called: the same in the dashboard, plain lines and reports."""
 
 from __future__ import annotations
 
 _NAMES = {
-    "jitter": "waiting for whichever rank was last", "transfer": "exposed transfer",
+    "jitter": "waiting for a varying last rank", "transfer": "exposed transfer",
     "exposed": "exposed communication", "startup": "warm-up",
 }  # fmt: skip
 _OTHER = {
-    "between": "between optimizer and forward", "unwatched": "longer in unwatched steps", "unseen": "not seen",
+    "between": "gap between optimizer and forward", "unwatched": "longer in bare steps", "unseen": "not seen",
     "aborted": "aborted steps",
 }  # fmt: skip
+
+_PHASES = {"between": "gap", "exposed_comm": "exposed", "other": "rest"}
+
+
+def phase_name(phase: str) -> str:
+    """Returns a phase of a step, as the heading of a column or a row."""
+    return _PHASES.get(phase, phase)
+
+
+def rank_seconds(timing_source: str | None) -> str:
+    """Returns what rank-time is counted in, by what the ranks' stamps come from."""
+    return "GPU-seconds" if (timing_source or "host").startswith("cuda") else "process-seconds"
 
 
 def account_name(account: str, rank: int | None, phase: str) -> str:
@@ -20,7 +32,7 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
         case "pause":
             return {"gc": "garbage collection", "checkpoint": "checkpoints"}.get(phase, phase)
         case "other":
-            return _OTHER.get(phase, "the rest")
+            return _OTHER.get(phase, "rest")
         case "compute":
             return phase or account
     return _NAMES.get(account, account)

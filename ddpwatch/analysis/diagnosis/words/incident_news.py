@@ -23,13 +23,12 @@ class News:
     incident: Incident
     what: Literal["started", "ended", "over"]
 
-    @property
-    def text(self) -> str:
-        """One line; with the cost once it is known for good."""
+    def text(self, unit: str) -> str:
+        """Returns one line; with the cost, in that unit, once it is known for good."""
         message = message_text(self.incident)
         if self.what == "started":
             return message
-        return f"{'ended: ' if self.what == 'ended' else ''}{message}; cost {cost_text(self.incident)}"
+        return f"{'ended: ' if self.what == 'ended' else ''}{message}; cost {cost_text(self.incident, unit)}"
 
 
 class IncidentNews:
@@ -94,23 +93,23 @@ def message_text(incident: Incident) -> str:
 
 
 def seconds_text(ns: float) -> str:
-    """Rank-seconds: three digits."""
+    """Returns rank-time in seconds, with three digits."""
     value = ns / NS_PER_S
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
 
 
 def share_text(share: float | None) -> str:
-    """Returns a share in percent, with one decimal. A hang that lasts may have cost more than all steps before it."""
+    """Returns a share in percent, with one decimal. An ongoing hang may have cost more than all steps before it."""
     return ">100 %" if share is not None and share > 1 else percent(share, 1)
 
 
-def cost_text(incident: Incident) -> str:
-    """Returns ``41 rank-s, 0.8 % of the run``."""
-    return f"{seconds_text(incident.cost_ns)} rank-s, {share_text(incident.share)} of the run"
+def cost_text(incident: Incident, unit: str) -> str:
+    """Returns ``41 GPU-seconds, 0.8 % of the run``."""
+    return f"{seconds_text(incident.cost_ns)} {unit}, {share_text(incident.share)} of the run"
 
 
 def steps_text(incident: Incident) -> str:
-    """Returns ``12–40``; ``12–`` while it lasts; a death has one step."""
+    """Returns ``12–40``; ``12–`` while it is ongoing; a death has one step."""
     since, until = incident.since_step, incident.until_step
     if since is None:
         return "–"

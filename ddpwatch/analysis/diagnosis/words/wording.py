@@ -22,8 +22,8 @@ _PLACES = {
 _ENDS = {**LIVE_PHASES, **ACTIVITIES, "sync": "waiting for buckets"}  # where a rank that ended was
 _STACK_FRAMES = 5  # of each rank, in a list
 _ITS_PHASES = {
-    "data": "its wait for data", "between": "what it does between optimizer and forward",
-    "other": "what it does between phases",
+    "data": "its wait for data", "between": "its gap between optimizer and forward",
+    "other": "the rest of its step",
 }  # fmt: skip
 
 
