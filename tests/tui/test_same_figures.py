@@ -470,7 +470,7 @@ def plain_heading(file, rows, capsys):
     """Checks the list of incidents below the plain lines; returns the line above it."""
     replay_lines(Recording(file))
     heading, *lines = capsys.readouterr().out.partition("\nincidents: ")[2].splitlines()
-    for line, row in zip(lines, rows, strict=True):
+    for line, row in zip(lines[::2], rows, strict=True):
         seconds, share = listed(row)
         assert line.split("  ")[1] == KINDS[row["kind"]].name
         assert re.search(rf"{seconds} process-seconds, {share} of the run +{re.escape(row['message'])}$", line)
