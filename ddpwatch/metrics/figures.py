@@ -70,8 +70,9 @@ METRICS = (
         f"Bus bandwidth (busbw, p50) of the {TOP} largest buckets",
         ("module", "bucket", "use"),
     ),
-    Metric("cost", "ratio", "What watching adds to a step, as a share of it"),
-    Metric("own_cost", "ratio", "What the probe measures of itself, as a share of a step (p50)"),
+    Metric("cost", "ratio", "The overhead: what watching adds to a step, as a share of it"),
+    Metric("cost_low", "ratio", "Lower end of its 95 % interval"),
+    Metric("cost_high", "ratio", "Upper end of its 95 % interval"),
     Metric("dropped_frames", "", "Frames that ranks and agents dropped", counter=True),
     Metric("frames", "", "Frames that the collector received", counter=True),
     Metric("refused_frames", "", "Frames that the collector refused", counter=True),
@@ -134,8 +135,8 @@ class Meter:
         yield from (Row("bus_bandwidth", row.busbw, (row.module, row.index, row.use or ALL_REDUCE)) for row in rows)
         yield from _lost(state)
         cost = state.cost.cost()
-        yield Row("cost", None if cost is None else cost.ratio)
-        yield Row("own_cost", summary.cost)
+        if cost is not None:
+            yield from (Row("cost", cost.ratio), Row("cost_low", cost.low), Row("cost_high", cost.high))
         yield from _frames(state)
 
 

@@ -38,7 +38,6 @@ RANK_COLUMNS: Columns[RankFigures] = {
     "exposed ms": lambda row: number(row.exposed_ms),
     CLOCK_COLUMN: lambda row: number(row.clock_error_ms),
     "lost messages": lambda row: str(row.dropped),
-    "overhead": lambda row: percent(row.own_cost_ratio, 2),
     "end": lambda row: describe_end(row.end) if row.end else UNKNOWN,
 }
 USE_COLUMN = "collective"

@@ -16,6 +16,7 @@ from statistics import fmean, median
 
 from ddpwatch.common.statistics import median_bounds
 from ddpwatch.sampling.levels import BARE, FULL, LEVELS, LIGHT, is_watched
+from ddpwatch.sampling.schedule import COST_PER_OWN
 from ddpwatch.wire.messages import Step
 
 KEEP_PAIRS = 2048
@@ -33,7 +34,8 @@ class Cost:
 
     Attributes:
         ratio: (Sum over the levels of the extra CPU time against a bare step × the level's share + what the hooks
-            measure of themselves in a bare step + the sender thread's CPU time per step) / median step.
+            measure of themselves in a bare step, times `COST_PER_OWN`, + the sender thread's CPU time per step) /
+            median step.
         low, high: The 95 % interval, from order statistics of the differences (no assumption on their distribution).
         pairs: How many comparisons of watched and bare steps it rests on.
         full_share: The share of full steps.
@@ -147,7 +149,7 @@ class CostMeter:
         for terms in self._ways(levels[FULL], levels[LIGHT]):
             found = [(steps / count, known) for steps, known in terms if known is not None]
             if len(found) == len(terms) and all(known.enough(share) for share, known in found):
-                return _cost(found, self._own_ns() + fmean(self._sender), step_ns, levels[FULL] / count)
+                return _cost(found, COST_PER_OWN * self._own_ns() + fmean(self._sender), step_ns, levels[FULL] / count)
         return None
 
     def _own_ns(self) -> float:

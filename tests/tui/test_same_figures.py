@@ -333,7 +333,7 @@ def test_reports(recording, truth, tmp_path):
     agree("Markdown", [*shown, *in_both(markdown)], truth, 19)
     for name, page in (("text", text), ("Markdown", markdown)):
         lines = [line for line in page.splitlines() if re.match(r" *\d +node1 ", line)]
-        columns = ("step", "late", "wait", "overlap", "exposed", *("",) * (3 if page is text else 2))
+        columns = ("step", "late", "wait", "overlap", "exposed", "", "")
         agree(f"ranks of the {name}", per_rank(lines, columns), truth, 5 * WORLD)
 
 

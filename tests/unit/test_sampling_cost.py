@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from ddpwatch.sampling.cost import ENOUGH_PAIRS, SHARE_STEPS, Cost, CostMeter
-from ddpwatch.sampling.schedule import BARE_PERIOD, SamplingSchedule
+from ddpwatch.sampling.schedule import BARE_PERIOD, COST_PER_OWN, SamplingSchedule
 from ddpwatch.wire.messages import Step
 
 MS = 1_000_000
@@ -16,7 +16,8 @@ STEP_MS = 100
 
 
 LIGHT_MS = 0.5  # extra cost of a light step over a bare one
-OWN_MS = 0.05
+OWN_MS = 0.05  # what hooks measure of themselves
+BARE_MS = COST_PER_OWN * OWN_MS  # what a bare step costs
 SENDER_MS = 0.4
 SENDER_STEPS = 5  # whose frames the sender thread sends when it wakes; its time belongs to the first
 
@@ -40,7 +41,7 @@ def measured(
         cpu = 80 + drift + noise.gauss(0, noise_ms) + extra[kind]
         for rank in range(ranks):
             meter.add_step(step(number, rank, kind, int(cpu * MS) if known else None))
-    return meter.cost(), (put_in / steps + OWN_MS + SENDER_MS / SENDER_STEPS) / STEP_MS
+    return meter.cost(), (put_in / steps + BARE_MS + SENDER_MS / SENDER_STEPS) / STEP_MS
 
 
 @cache
@@ -110,7 +111,7 @@ def test_it_stays_known_while_a_viewer_comes_and_goes() -> None:
         if number < 1000 or number % 10:
             continue
         cost, counted = meter.cost(), meter._levels
-        truth = (sum(extra[level] for level in counted) / len(counted) + OWN_MS + SENDER_MS / SENDER_STEPS) / STEP_MS
+        truth = (sum(extra[level] for level in counted) / len(counted) + BARE_MS + SENDER_MS / SENDER_STEPS) / STEP_MS
         assert cost is not None, number
         assert cost.ratio == pytest.approx(truth, rel=0.05), number
 
@@ -126,7 +127,7 @@ def test_the_start_of_the_sender_thread_is_no_cost_of_a_step() -> None:
         meter.add_step(first)
     cost = meter.cost()
     assert cost is not None
-    assert cost.ratio == pytest.approx(OWN_MS / STEP_MS)
+    assert cost.ratio == pytest.approx(BARE_MS / STEP_MS)
 
 
 def test_without_noise_it_is_exact() -> None:
@@ -187,4 +188,4 @@ def test_what_bare_steps_cost_is_that_of_all_of_them() -> None:
         meter.add_step(one)
     cost = meter.cost()
     assert cost is not None
-    assert cost.ratio == pytest.approx((2 * 64_000 + 29 * 2000) / 31 / (STEP_MS * MS))
+    assert cost.ratio == pytest.approx(COST_PER_OWN * (2 * 64_000 + 29 * 2000) / 31 / (STEP_MS * MS))

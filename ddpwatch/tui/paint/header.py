@@ -235,10 +235,10 @@ def _sampling(model: Overview) -> Field:
 
 
 def _cost(model: Overview) -> Field:
-    """Returns the overhead by comparison with bare steps, or what the probe measures of itself until that is known."""
-    cost, own = model.cost, model.summary.cost
+    """Returns the overhead, with half of its interval."""
+    cost = model.cost
     if cost is None:
-        return Field(f"overhead {percent(own, 2)}", f"overhead {percent(own, 1)}", 5)
+        return Field(f"overhead {UNKNOWN}", f"overhead {UNKNOWN}", 5)
     interval = f"±{50 * (cost.high - cost.low):.2f}"
     return Field(f"overhead {100 * cost.ratio:.2f} {interval} %", f"overhead {percent(cost.ratio, 1)}", 5)
 

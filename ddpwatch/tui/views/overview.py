@@ -22,8 +22,8 @@ class OverviewView(RunView):
   wait      how long its bucket waited for the last rank, at most
   slowest   the latest rank, if it is late beyond the noise
   overhead  the share of a step that watching adds: CPU time of watched
-            steps against bare ones beside them, with 95 % interval; until
-            that is known, what the probe measures of itself"""
+            steps against bare ones beside them, twice what its hooks
+            measure of themselves there, its thread; 95 % interval"""
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
