@@ -26,6 +26,8 @@ EXPOSED = Incident(
     open=True,
 )  # fmt: skip
 
+STEPS = range(61)  # that were watched
+
 
 def spells_of(shape: list[tuple[int, int]], newest: int) -> list[Incident]:
     """One incident a spell, as a detector finds them: the newest one is open until its last step."""
@@ -53,8 +55,8 @@ def test_a_rank_that_hovers_changes_the_verdict_seldom_and_stays_one_incident(sh
     standing, kinds, identities = Standing(), [], set()
     for newest in range(shape[-1][1] + 3 * HOLD):
         joined = rejoined(spells_of(shape, newest))
-        standing.look(joined, newest, 0.0, newest * 10**9)
-        found = standing.judged(joined, newest)
+        standing.look(joined, range(newest + 1), 0.0, newest * 10**9)
+        found = standing.judged(joined, range(newest + 1))
         kinds.append(verdict(Summary(), found, 2, finished_steps=newest).kind)
         identities |= {(key_of(one), one.since_step) for one in found}
         assert len(found) <= 1
@@ -77,32 +79,32 @@ def test_a_figure_around_a_threshold_changes_the_verdict_once(factors: list[floa
             incidents = [replace(EXPOSED, severity="info", gain=factor * COSTLY_SHARE)]
         else:
             incidents.append(replace(LATE, gain=factor * 0.1))
-        standing.look(incidents, 60, lost_share, at * 10**9)
-        worst = [one.kind for one in standing.judged(incidents, 60) if one.foremost]
+        standing.look(incidents, STEPS, lost_share, at * 10**9)
+        worst = [one.kind for one in standing.judged(incidents, STEPS) if one.foremost]
         said.append((worst, standing.costly))
     assert sum(before != now for before, now in pairwise(said)) <= 1
 
 
 def test_a_warning_stays_one_while_it_counts() -> None:
     standing = Standing()
-    standing.look([EXPOSED], 60, 0.0, 0)
+    standing.look([EXPOSED], STEPS, 0.0, 0)
     minor = replace(EXPOSED, severity="info", gain=0.001)
-    (now,) = standing.judged([minor], 61)
+    (now,) = standing.judged([minor], range(62))
     assert (now.severity, now.counts) == ("warning", True)
     over = replace(minor, open=False, until_step=61)
-    assert [one.counts for one in standing.judged([over], 61 + HOLD)] == [True]
-    assert [(one.counts, one.severity) for one in standing.judged([over], 62 + HOLD)] == [(False, "info")]
+    assert [one.counts for one in standing.judged([over], range(62 + HOLD))] == [True]
+    assert [(one.counts, one.severity) for one in standing.judged([over], range(63 + HOLD))] == [(False, "info")]
 
 
 def test_another_incident_takes_the_verdict_over_if_it_costs_clearly_more_or_is_an_error() -> None:
     for other, takes in ((0.11, False), (0.1 * OUTWEIGHS + 0.01, True)):
         standing, both = Standing(), [EXPOSED, replace(LATE, gain=other)]
-        standing.look([EXPOSED], 60, 0.0, 0)
-        standing.look(both, 60, 0.0, 10**9)
-        assert [one.foremost for one in standing.judged(both, 60)] == [not takes, takes]
+        standing.look([EXPOSED], STEPS, 0.0, 0)
+        standing.look(both, STEPS, 0.0, 10**9)
+        assert [one.foremost for one in standing.judged(both, STEPS)] == [not takes, takes]
     error = replace(LATE, severity="error", gain=None, kind="layouts_differ")
-    standing.look([EXPOSED, error], 60, 0.0, 2 * 10**9)
-    assert [one.foremost for one in standing.judged([EXPOSED, error], 60)] == [False, True]
+    standing.look([EXPOSED, error], STEPS, 0.0, 2 * 10**9)
+    assert [one.foremost for one in standing.judged([EXPOSED, error], STEPS)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_what_comes_back_is_the_same(change: dict[str, object], count: int) -> N
 def test_the_tick_comes_back_once_little_is_lost() -> None:
     standing = Standing()
     for at, (factor, costly) in enumerate([(0.99, False), (1.0, True), (0.8, True), (OVER_SHARE - 0.01, False)]):
-        standing.look([], 60, factor * COSTLY_SHARE, at * 10**9)
+        standing.look([], STEPS, factor * COSTLY_SHARE, at * 10**9)
         assert standing.costly is costly
 
 
@@ -155,7 +157,7 @@ def test_who_asks_and_when_changes_nothing() -> None:
 
 
 def test_a_costly_info_is_the_verdict_and_no_tick_stands_beside_it() -> None:
-    found = Standing().judged([replace(EXPOSED, severity="info", message="all ranks are slower", gain=0.234)], 60)
+    found = Standing().judged([replace(EXPOSED, severity="info", message="all ranks are slower", gain=0.234)], STEPS)
     said = verdict(Summary(), found, 2, finished_steps=60)
     assert (said.kind, said.severity) == ("exposed_comm", "warn")
     assert "a step would be 23 % shorter" in said.text

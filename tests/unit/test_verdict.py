@@ -142,7 +142,7 @@ class TestVerdict:
         summary = summarise(found.recent())
 
         def kind(incident):
-            return verdict(summary, Standing().judged([incident], 40), 2).kind
+            return verdict(summary, Standing().judged([incident], range(41)), 2).kind
 
         assert kind(little) != "intermittent"
         assert kind(replace(little, gain=0.01)) == "intermittent"

@@ -91,7 +91,6 @@ class Diagnosis:
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
         self._looked: _Look | None = None  # at what is known so far
         self._standing = Standing()
-        self._step = 0  # the newest
 
     def apply_message(self, message: Message, received_ns: int) -> None:
         """Takes a message. Steps are compared once `add_step` has them of all ranks.
@@ -134,7 +133,6 @@ class Diagnosis:
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step, as complete as it will be."""
         self._looked = None
-        self._step = across.step
         if across.comparable:
             self._devices.note_clocks(across.shifts)
         split = self._ledger.add_step(across)
@@ -157,7 +155,7 @@ class Diagnosis:
         self._pauses.add_step(facts, self._late.values())
         self._rules.add_step(facts)
         if self._standing.is_due(self._now_ns):
-            self._standing.look(self._rejoined(), self._step, self.lost().share, self._now_ns)
+            self._standing.look(self._rejoined(), self._judged, self.lost().share, self._now_ns)
 
     def _keep_split(self, split: StepSplit, judged: bool) -> None:
         """Keeps what any streak that is found from now on may cost."""
@@ -328,7 +326,7 @@ class Diagnosis:
 
     def incidents(self) -> list[Incident]:
         """Returns what went wrong so far: errors first, then what costs most."""
-        found = self._standing.judged(self._rejoined(), self._step)
+        found = self._standing.judged(self._rejoined(), self._judged)
         found = [replace(incident, next_step=next_step(incident, self.places)) for incident in found]
         return sorted(found, key=lambda incident: (SEVERITIES.index(incident.severity), -incident.cost_ns))
 

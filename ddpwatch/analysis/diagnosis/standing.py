@@ -15,8 +15,8 @@ from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE, WORTH_SAYING
 
 AGAIN = 256  # steps from one spell to the next, up to which they are one incident
-HOLD = 32  # steps, times its spells, for which what is over still counts: it may come back
-MOST_HELD = 4  # spells, of which that grows
+HOLD = 32  # watched steps, times its spells, for which what is over still counts: it may come back
+MOST_HELD = 4  # spells, with which that grows
 BRIEF = 8  # steps of a spell: a shorter one does not show a level of its own
 ALIKE = 2.0  # times as late is another incident
 OUTWEIGHS = 1.5  # times as much of a step is what another incident costs at least, to become the verdict instead
@@ -136,23 +136,25 @@ class Standing:
         """Returns whether it is time to look again."""
         return now_ns >= self._next_ns
 
-    def look(self, incidents: Sequence[Incident], newest: int, lost_share: float | None, now_ns: int) -> None:
-        """Takes what is known in the ``newest`` step, and remembers what counts."""
+    def look(
+        self, incidents: Sequence[Incident], watched: Sequence[int], lost_share: float | None, now_ns: int
+    ) -> None:
+        """Takes what is known after the newest ``watched`` steps, and remembers what counts."""
         self._next_ns = now_ns + LOOK_NS
         self.costly = is_costly(lost_share, self.costly)
-        counting = [incident for incident in self.judged(incidents, newest) if incident.counts]
+        counting = [incident for incident in self.judged(incidents, watched) if incident.counts]
         self._counted = {key_of(incident): incident.severity for incident in counting}
         worst = max(counting, key=urgency, default=None)
         now = next((incident for incident in counting if incident.foremost), None)
         if worst is not None and (now is None or _outweighs(worst, now)):
             self._foremost = key_of(worst)
 
-    def judged(self, incidents: Iterable[Incident], newest: int) -> list[Incident]:
+    def judged(self, incidents: Iterable[Incident], watched: Sequence[int]) -> list[Incident]:
         """Returns the incidents, each with whether it counts, as grave as it was since it does, and which is first."""
-        return [self._one(incident, newest) for incident in incidents]
+        return [self._one(incident, watched) for incident in incidents]
 
-    def _one(self, incident: Incident, newest: int) -> Incident:
-        if not _lasts(incident, newest):
+    def _one(self, incident: Incident, watched: Sequence[int]) -> Incident:
+        if not _lasts(incident, watched):
             return incident
         key = key_of(incident)
         before = self._counted.get(key)
@@ -162,12 +164,12 @@ class Standing:
         return replace(incident, counts=True, severity=severity, foremost=key == self._foremost)
 
 
-def _lasts(incident: Incident, newest: int) -> bool:
+def _lasts(incident: Incident, watched: Sequence[int]) -> bool:
     """Returns whether it lasts, or was over so few steps ago that it may come back; some harm a run for good."""
     if incident.open or KINDS[incident.kind].for_good:
         return True
-    spells = min(len(incident.spells_or_one), MOST_HELD)
-    return KINDS[incident.kind].comes_back and newest - _until(incident) <= HOLD * spells
+    held = HOLD * min(incident.occurrences, MOST_HELD)
+    return KINDS[incident.kind].comes_back and (len(watched) <= held or watched[-held - 1] <= _until(incident))
 
 
 def urgency(incident: Incident) -> tuple[bool, bool, float]:
