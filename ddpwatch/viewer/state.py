@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.clocks import ClockDomains
@@ -28,6 +29,7 @@ from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.window import Summary
 from ddpwatch.sampling.cost import CostMeter
+from ddpwatch.sampling.levels import is_timed
 from ddpwatch.wire.messages import (
     Beat,
     Bye,
@@ -49,7 +51,21 @@ __all__ = ["RankState", "RankStatus", "RunState", "StepAcrossRanks"]
 
 KEEP_DEVICE_SAMPLES = 65_536  # of all devices, some 1 kB each
 SILENT_NS = 3_000_000_000
+STALE_NS = 10_000_000_000  # older figures are not shown as of now: "–" in plain lines, faint in the dashboard
+STALE_STEPS = 2  # as long, where steps take longer than that
 WAITING_NS = 1_000_000_000
+
+
+class Stale(NamedTuple):
+    """Which figures are too old to be shown as of now.
+
+    Attributes:
+        steps: Those that every step has: how long it takes.
+        timed: Those that only steps with timed collectives have: overlap, and what is exposed.
+    """
+
+    steps: bool = False
+    timed: bool = False
 
 
 class RankStatus(str, Enum):
@@ -134,6 +150,8 @@ class RunState:
     _unseen: set[int] = field(default_factory=set)  # ranks
     _forwards: bool | None = False
     _restarts_before: int = 0
+    _stepped_ns: int = 0  # when the newest step came
+    _timed_ns: int = 0
 
     def __post_init__(self) -> None:
         self._run = run = Run(kept=self._kept)
@@ -226,7 +244,9 @@ class RunState:
 
     def _apply_step(self, step: Step, received_ns: int) -> None:
         rank = self._rank(step.rank)
-        rank.seen_ns = received_ns
+        rank.seen_ns = self._stepped_ns = received_ns
+        if is_timed(step.status):
+            self._timed_ns = received_ns
         rank.missing += missing_steps(rank.last_step, step)
         rank.last_step, rank.dropped = step, max(rank.dropped, step.dropped)
         self.cost.add_step(step)
@@ -254,6 +274,12 @@ class RunState:
         if self.end is None and (unseen := self.unseen):
             return with_unseen(found, unseen)
         return found
+
+    def stale(self, step_ns: float | None) -> Stale:
+        """Returns which figures are too old, given what a step takes; none once the run is over."""
+        limit = max(STALE_NS, STALE_STEPS * (step_ns or 0.0))
+        ages = (self.now_ns - at_ns for at_ns in (self._stepped_ns, self._timed_ns))
+        return Stale() if self.end is not None else Stale(*(age > limit for age in ages))
 
     def _issued(self) -> bool | None:
         """Returns whether a rank's watched groups have issued collectives since its first heartbeat.
