@@ -100,6 +100,17 @@ class Launch:
                     found += [m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:]
         return [error for error in found if error]
 
+    def verdicts(self) -> list[str]:
+        """Returns the verdict on each of this job's runs, from the snapshots that they have left."""
+        from ddpwatch.common.text import clean
+        from ddpwatch.report.build import report_of
+
+        found = []
+        with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
+            views = [view for view in rundir.last_views() if view.stem.startswith(self.name)]
+            found = [f"{view.stem}: {clean(report_of(view).verdict.text)}" for view in views]
+        return found
+
     def without_run(self) -> list[str]:
         """Returns what the job left where no run was seen, in lines: rank files, or a collector's log, or nothing."""
         from ddpwatch.common.text import clean
@@ -297,6 +308,8 @@ def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
     for text in [*output.notes(), *(launch.recorded() if watched else launch.without_run())]:
         print(f"ddpwatch: {text}", file=sys.stderr)
     launch.forget_startup()
+    for text in launch.verdicts():
+        print(f"ddpwatch: {text}", file=sys.stderr)
     for problem in launch.recording_errors():
         print(f"ddpwatch: the recording is not complete: {problem}", file=sys.stderr)
     return code

@@ -102,7 +102,7 @@ def stdio(run: Run = None) -> None:
 def ls(as_json: Json = False) -> None:
     """List the live runs on this machine."""
     from ddpwatch.run import rundir
-    from ddpwatch.viewer.plain import run_table
+    from ddpwatch.viewer.plain import run_table, verdict_lines
 
     runs = rundir.live_runs()
     if as_json:
@@ -110,7 +110,9 @@ def ls(as_json: Json = False) -> None:
 
         print(msgspec.json.encode(runs).decode())
     elif listed := [*runs, *rundir.runs_elsewhere()]:
-        print("\n".join(run_table(listed)))
+        print("\n".join(run_table(listed)), flush=True)
+        for text in verdict_lines(runs):
+            print(text)
     else:
         say(f"no live run in {rundir.directory()}")
 

@@ -25,11 +25,11 @@ from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import summarise
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
 from ddpwatch.common.units import to_ms
-from ddpwatch.errors import DdpwatchError
+from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.version import untested
-from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
+from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on, snapshot
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.transport import Frame
 
@@ -37,10 +37,28 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Recording
 
 EVERY_S = 2.0
+LOOK_S = 3.0  # for a run's frames, for one look
 INDENT = " " * 10  # of lines about incidents: as far as the step
 HEADER = (
     f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'in full':>7}  what stands out"
 )
+
+
+def verdict_lines(runs: Sequence[RunInfo]) -> list[str]:
+    """Returns the verdict on each run, as far as its collector still knows its steps; runs elsewhere have none."""
+    return [f"{clean(info.run_id)}: {clean(_verdict_on(info))}" for info in runs if not rundir.is_elsewhere(info)]
+
+
+def _verdict_on(info: RunInfo) -> str:
+    source, state = LiveSource(info.publish), RunState()
+    try:
+        for message, envelope in snapshot(source, LOOK_S):
+            state.apply_message(message, envelope.received_ns)
+    except UsageError as error:
+        return str(error)
+    finally:
+        source.close()
+    return state.verdict(summarise(state.recent()), state.diagnosis.incidents()).text
 
 
 def run_table(runs: Sequence[RunInfo]) -> list[str]:
@@ -153,10 +171,12 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
     """Returns the state of a run in one line, which ends with the verdict."""
     summary = summarise(state.recent())
     newest = state.newest_step()
-    found = state.verdict(summary, incidents)
+    found, stale = state.verdict(summary, incidents), state.stale(summary.step_ns)
+    rate, step_ns = (None, None) if stale.steps else (summary.rate, summary.step_ns)
+    overlap, exposed_ns = (None, None) if stale.timed else (summary.overlap, summary.exposed_ns)
     return (
-        f"{UNKNOWN if newest is None else newest.step:>8}  {number(summary.rate, 2):>6}  "
-        f"{number(to_ms(summary.step_ns)):>8}  {percent(summary.overlap):>7}  {number(to_ms(summary.exposed_ns)):>10}  "
+        f"{UNKNOWN if newest is None else newest.step:>8}  {number(rate, 2):>6}  "
+        f"{number(to_ms(step_ns)):>8}  {percent(overlap):>7}  {number(to_ms(exposed_ns)):>10}  "
         f"{_full(state):>7}  {_notes(state)}{clean(found.text)}"
     )
 

@@ -27,7 +27,7 @@ from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.lanes import StepLanes, step_lanes
 from ddpwatch.tui.models.rank_filter import parse_filter
 from ddpwatch.tui.models.verdict_facts import VerdictFacts, standstill_ns, stuck_ranks, verdict_facts
-from ddpwatch.viewer.state import RankState, RankStatus, RunState, StepAcrossRanks
+from ddpwatch.viewer.state import RankState, RankStatus, RunState, Stale, StepAcrossRanks
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Hello, Status
 
 SUMMARY_NS = 500_000_000
@@ -109,6 +109,7 @@ class Overview:
         facts: On the incident that the verdict is about.
         ended: Whether the run had ended when that was judged; ``end`` goes on in a pause.
         standstill_ns: In a hang, for how long no rank has finished a step; None if other groups go on.
+        stale: Which figures of the summary are too old to be shown as of now.
         worst: The lines of ranks that a table starts with if not all fit, worst first.
         hosts: What the host of each rank is called; empty if all ranks are on one.
         unseen: The ranks of which nothing is known, because their host's agent is not connected.
@@ -128,6 +129,7 @@ class Overview:
     verdict: Verdict = field(default_factory=lambda: Verdict("starting", "none", ""))
     facts: VerdictFacts | None = None
     standstill_ns: int | None = None
+    stale: Stale = field(default_factory=Stale)
     diagnosed: Diagnosed = field(default_factory=Diagnosed)
     end: Bye | None = None
     ended: bool = False
@@ -209,6 +211,7 @@ class OverviewBuilder:
             verdict=verdict,
             facts=verdict_facts(verdict.incident, state, hosts),
             standstill_ns=standstill_ns(diagnosed.incidents, state),
+            stale=state.stale(summary.step_ns),
             diagnosed=diagnosed,
             end=state.end,
             ended=state.end is not None,

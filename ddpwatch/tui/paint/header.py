@@ -203,11 +203,12 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
     step, rate = with_unit(ms(summary.step_ns), "ms"), with_unit(three_digits(summary.rate), "it/s")
     overlap, exposed = f"overlap {percent(summary.overlap)}", f"exposed {with_unit(ms(summary.exposed_ns), 'ms')}"
     in_full, in_short = (f" ({percent(share)} of step)", f" {percent(share)}") if share is not None else ("", "")
-    style = "text" if share is None or share < 0.1 else "warn"
+    of_steps, of_timed = (("faint" if is_old else "strong") for is_old in model.stale)
+    style = "faint" if model.stale.timed else "text" if share is None or share < 0.1 else "warn"
     return [
-        Field(f"step {step}", step, 0, "strong", _spark([point.step_ns for point in newest], cells)),
-        Field(rate, rate, 3, "strong") if model.standstill_ns is None else _standstill(model.standstill_ns),
-        Field(overlap, overlap, 1, "strong", _spark([point.overlap for point in newest], cells, 1.0)),
+        Field(f"step {step}", step, 0, of_steps, _spark([point.step_ns for point in newest], cells)),
+        Field(rate, rate, 3, of_steps) if model.standstill_ns is None else _standstill(model.standstill_ns),
+        Field(overlap, overlap, 1, of_timed, _spark([point.overlap for point in newest], cells, 1.0)),
         Field(exposed + in_full, exposed + in_short, 1, style, _spark([point.exposed_ns for point in newest], cells)),
         _slowest(model, _spark([point.late_ns for point in newest], cells)),
         *(_health(model) if width >= _ROOMY else ()),

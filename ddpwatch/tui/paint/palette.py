@@ -124,7 +124,7 @@ def _texts(s: Scheme) -> dict[str, CellStyle]:
         "strong": (s.strong, base, True), "good": (s.good, base, True), "warn": (s.warn, base, True),
         "bad": (s.bad, base, True), "heading": (s.dim, s.raised, False), "heading-strong": (s.strong, s.raised, True),
         "heading-warn": (s.warn, s.raised, True), "heading-bad": (s.bad, s.raised, True),
-        "heading-chart": (s.forward, s.raised, False),
+        "heading-chart": (s.forward, s.raised, False), "heading-faint": (s.faint, s.raised, False),
         "axis": (s.dim, base, False), "idle": (s.faint, base, False),
     }  # fmt: skip
 
