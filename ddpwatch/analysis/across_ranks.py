@@ -12,6 +12,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Va
 from typing import cast
 
 from ddpwatch.analysis.clock_error import NO_SHIFTS, Shifts, on_one_time_line
+from ddpwatch.analysis.estimate import StepShare
 from ddpwatch.analysis.groups import Members
 from ddpwatch.analysis.launch_skew import (
     NO_SKEW,
@@ -23,7 +24,7 @@ from ddpwatch.analysis.launch_skew import (
     rank_facts,
 )
 from ddpwatch.analysis.step import StepFigures, figures
-from ddpwatch.sampling.levels import FULL, is_counted, is_timed
+from ddpwatch.sampling.levels import FULL, ORDINARY, is_counted, is_timed
 from ddpwatch.wire.messages import Message, Step, decode, encode
 
 __all__ = ["METRICS", "NO_SKEW", "BucketSkew", "LaunchSkew", "RankFacts", "StepAcrossRanks"]
@@ -109,12 +110,14 @@ class StepAcrossRanks:
         shifts: Per rank what puts its stamps onto the time line; empty if all ranks stamp with one clock, or if nothing
             is known of their clocks.
         counted: Whether statistics include it: on no rank was it warm-up, aborted or bare.
+        ordinary: Whether its duration holds for others: it was neither warm-up nor aborted or unresolved on any rank.
         timed: Whether its collectives were timed on every rank.
         reduced: Whether gradients were reduced on every rank.
         ranks: The ranks' frames.
         longest_ns: Duration on the slowest rank.
         start_ns: Earliest start on any rank, on the time line.
         end_ns: Latest end on any rank, on the time line.
+        share: What it adds to the estimates; None until the diagnosis has split it.
     """
 
     def __init__(self, step: int, comparable: bool = True, members: Members = nobody_known) -> None:
@@ -122,7 +125,7 @@ class StepAcrossRanks:
         self.comparable = comparable
         self.members_of = members
         self.shifts: Shifts = NO_SHIFTS
-        self.counted = self.timed = self.reduced = True
+        self.counted = self.ordinary = self.timed = self.reduced = True
         self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
         self._frames: dict[int, Step | bytes] = {}
         self._facts: dict[int, RankFacts] = {}
@@ -130,6 +133,7 @@ class StepAcrossRanks:
         self._rows: dict[str, array[float]] = {}
         self._packed = self._forgotten = False
         self._most_exposed: float | None = None
+        self.share: StepShare | None = None
         self.ranks = _Frames(self._frames)
         self._figures = _Figures(self.ranks)
 
@@ -159,7 +163,7 @@ class StepAcrossRanks:
             self._exclude(step.rank)
         self._include(step)
         self._frames[step.rank] = step
-        self._skew = self._most_exposed = None
+        self._skew = self._most_exposed = self.share = None
         self._packed = self._forgotten = False
         self._rows.clear()
 
@@ -193,12 +197,14 @@ class StepAcrossRanks:
         if step.status != FULL:
             self.counted = self.counted and is_counted(step.status)
             self.timed = self.timed and is_timed(step.status)
+            if step.status not in ORDINARY:
+                self.ordinary = False
         self.reduced = self.reduced and step.reduced
 
     def _exclude(self, rank: int) -> None:
         self._facts.pop(rank, None)
         self._figures.known.pop(rank, None)
-        self.counted = self.timed = self.reduced = True
+        self.counted = self.ordinary = self.timed = self.reduced = True
         self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
         for other, frame in self.ranks.items():
             if other != rank:
@@ -274,6 +280,7 @@ class StepAcrossRanks:
         copy = StepAcrossRanks(self.step, self.comparable, self.members_of)
         copy.shifts, copy.counted, copy.timed, copy.reduced = self.shifts, self.counted, self.timed, self.reduced
         copy.start_ns, copy.end_ns, copy.longest_ns = self.start_ns, self.end_ns, self.longest_ns
+        copy.share, copy.ordinary = self.share, self.ordinary
         copy._frames.update(self._frames)
         copy.ranks.packed = self.ranks.packed
         return copy

@@ -15,15 +15,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from statistics import NormalDist, fmean, median, pvariance, stdev
+from statistics import fmean, median, pvariance, stdev
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Severity
 from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.kinds import Kind
+from ddpwatch.analysis.figures import OverlapFigures
 from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.common.statistics import p50
+from ddpwatch.common.statistics import p50, student
 from ddpwatch.common.text import two_digits
 from ddpwatch.common.units import NS_PER_MS
 
@@ -55,19 +56,23 @@ class RunSeries:
         phases: The phases of each step: ``data`` only where it is known, ``exposed_comm`` and ``other`` only where
             completions were timed.
         overlap: Overlap of each step that communicated.
+        shown: Means of the phases (ms), where a page shows them; the medians of these steps otherwise.
     """
 
     name: str
     step: list[float] = field(default_factory=list)
     phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     overlap: list[float] = field(default_factory=list)
+    shown: Mapping[str, float | None] = field(default_factory=dict)
 
     def add_step(self, across: StepAcrossRanks) -> None:
-        """Adds one step, if it counts."""
-        if not across.counted or not len(across):
+        """Adds one step, as far as it is known."""
+        if not across.ordinary or not len(across):
+            return
+        self.step.append(fmean([step.duration_ns for step in across.ranks.values()]) / NS_PER_MS)
+        if not across.counted:
             return
         sums = Sums(across.figures.values())
-        self.step.append((sums.step_ns or 0.0) / NS_PER_MS)
         for phase, ns in sums.known_phases_ns.items():
             if sums.measured or phase not in _NEED_COMPLETIONS:
                 self.phases[phase].append(ns / NS_PER_MS)
@@ -116,8 +121,11 @@ class SeriesFigures(Figures, frozen=True):
 
 
 class ComparedRun(SeriesFigures, frozen=True):
-    """The same of a recording, with what its report says of lost time and incidents."""
+    """The same of a recording, with what its report says of its mean step, of lost time and incidents."""
 
+    step_ms: float | None
+    phases_ms: Mapping[str, float | None]
+    overlap: OverlapFigures
     lost: LostFigures
     incidents: Sequence[IncidentFigures]
 
@@ -298,15 +306,7 @@ def _interval(
 
 def _reach(spread: float, blocks: int) -> float:
     """Returns half the width of the interval: Student's t, and a correction for the few blocks of the bootstrap."""
-    return spread * math.sqrt(blocks / (blocks - 1)) * _student(CONFIDENCE, blocks - 1)
-
-
-def _student(confidence: float, freedom: int) -> float:
-    """Returns the quantile of Student's t, by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + first / freedom + second / freedom**2
+    return spread * math.sqrt(blocks / (blocks - 1)) * student(CONFIDENCE, blocks - 1)
 
 
 def _phase(a: RunSeries, b: RunSeries) -> str:
@@ -333,7 +333,7 @@ def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], ver
     ends = sorted((abs(low), abs(high)))
     text = f"{b.name} is {abs(ratio):.1f} % {verdict} than {a.name} ({ends[0]:.1f} to {ends[1]:.1f})"
     if phase:
-        before, after = median(a.phases[phase]), median(b.phases[phase])
+        before, after = (run.shown.get(phase) or median(run.phases[phase]) for run in (a, b))
         verb = "fell" if after < before else "rose"
         text += f", because {_PHASE_NAMES[phase]} {verb} from {two_digits(before)} to {two_digits(after)} ms"
     return text

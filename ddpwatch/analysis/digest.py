@@ -3,23 +3,53 @@
 from __future__ import annotations
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts
-from ddpwatch.analysis.means import Sums, kind_of
+from ddpwatch.analysis.estimate import StepShare
+from ddpwatch.analysis.launch_skew import NO_SKEW, LaunchSkew, RankFacts
+from ddpwatch.analysis.means import Sums, kind_of, summed
+
+
+def share_of(across: StepAcrossRanks, waiting: int = 0, transfer: int = 0, unsplit: int = 0) -> StepShare:
+    """Returns what a step adds to the estimates, as far as its own frames show it."""
+    frames = across.ranks.values()
+    total = sum([step.duration_ns for step in frames])
+    if not across.counted:
+        return StepShare(across.step, len(across), total)
+    _, phases, comm, exposed, *_, waited = zip(*[facts.figures for facts in across.all_facts().values()], strict=True)
+    found = StepShare(
+        across.step,
+        len(across),
+        total,
+        sum([step.own_ns for step in frames]),
+        waiting,
+        transfer,
+        unsplit,
+        phases=summed(phases),
+        data_unseen=False in ["data" in row for row in phases],
+        waited=sum(waited),
+    )
+    if None in comm or None in exposed:
+        return found
+    return found._replace(exposed=sum(exposed), hidden=sum(comm) - sum(exposed))
 
 
 class StepDigest:
     """One step's share, computed once. Times in ns.
 
     Attributes:
-        kind: Decides whether it is one of the steps that the means are over.
+        durations: Of each rank's step.
+        share: Of the estimates.
+        ranks: Each rank's share; nothing of a step that does not count.
+        kind: Decides whether it shows how ranks differ.
         sums: Of all its ranks.
         cost: A column over the ranks, sorted, which makes the median over many steps cheap.
     """
 
     def __init__(self, across: StepAcrossRanks) -> None:
         self.across = across
-        self.ranks: dict[int, RankFacts] = dict(across.all_facts())
-        self.skew: LaunchSkew = across.skew
+        self.durations = {rank: step.duration_ns for rank, step in across.ranks.items()}
+        self.share = across.share or share_of(across)
+        self.ranks: dict[int, RankFacts] = dict(across.all_facts()) if across.counted else {}
+        self.skew: LaunchSkew = across.skew if across.counted else NO_SKEW
         figures = [fact.figures for fact in self.ranks.values()]
         self.kind = kind_of(across.step, figures)
         self.sums = Sums(figures)

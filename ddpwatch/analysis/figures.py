@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from ddpwatch.analysis.diagnosis.incident import End, Severity
 from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
+from ddpwatch.analysis.estimate import Estimate
+from ddpwatch.analysis.step import PHASES
+from ddpwatch.common.units import to_ms
 
 
 class RunFigures(Figures, frozen=True):
@@ -27,7 +30,10 @@ class RunFigures(Figures, frozen=True):
 
 
 class StepCounts(Figures, frozen=True, kw_only=True):
-    """How many steps there are of each kind, and how long they take."""
+    """How many steps there are of each kind, and how long they take (`ddpwatch.analysis.estimate`).
+
+    Means are of ``averaged`` steps; phases are known of ``watched``, communication of ``full`` ones of them.
+    """
 
     count: int
     warmup: int
@@ -37,6 +43,8 @@ class StepCounts(Figures, frozen=True, kw_only=True):
     unresolved: int = 0
     unreduced: int
     averaged: int
+    watched: int
+    full: int
     step_ms: float | None
     step_ms_p50: float | None
     step_ms_p90: float | None
@@ -53,11 +61,38 @@ class CostFigures(Figures, frozen=True):
 
 
 class OverlapFigures(Figures, frozen=True):
-    """How much of the communication compute hides."""
+    """How much of the communication compute hides; what is exposed consists of waiting, transfer and what is unsplit.
+
+    ``_reach`` is half the width of a 95 % interval.
+    """
 
     ratio: float | None
+    ratio_reach: float | None
     comm_ms: float | None
     exposed_ms: float | None
+    exposed_reach_ms: float | None
+    waiting_ms: float | None
+    transfer_ms: float | None
+    unsplit_ms: float | None
+
+
+def overlap_figures(found: Estimate) -> OverlapFigures:
+    """Returns what is estimated of communication, with the JSON's names."""
+    return OverlapFigures(
+        ratio=found.overlap,
+        ratio_reach=found.overlap_reach,
+        comm_ms=to_ms(found.comm_ns),
+        exposed_ms=to_ms(found.exposed_ns),
+        exposed_reach_ms=to_ms(found.exposed_reach_ns),
+        waiting_ms=to_ms(found.waiting_ns),
+        transfer_ms=to_ms(found.transfer_ns),
+        unsplit_ms=to_ms(found.unsplit_ns),
+    )
+
+
+def phases_figures(found: Estimate) -> dict[str, float | None]:
+    """Returns the mean phases; None if not known."""
+    return {phase: to_ms(found.phases_ns.get(phase)) for phase in PHASES}
 
 
 class GroupFigures(Figures, frozen=True):

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.means import ENOUGH_FULL
 from ddpwatch.analysis.retention import KEEP_STEPS
 
 
@@ -31,7 +32,6 @@ class StepLimit(NamedTuple):
 KEPT = StepLimit(KEEP_STEPS, 65_536, 2)
 DECODED = StepLimit(KEPT.steps, 2_048, 2)  # older frames are kept encoded
 KEEP_FIGURES = 64  # steps; older figures are computed again on demand
-FULL_STEPS = 3  # at least: a figure that only full steps have must not rest on a single one
 
 
 class KeptSteps:
@@ -67,7 +67,7 @@ class KeptSteps:
     def _drop_oldest(self, ranks: int) -> None:
         steps = self.by_number
         if (spare := len(steps) - KEPT.of(ranks)) > 0:
-            full = islice((across for across in reversed(steps.values()) if across.full), FULL_STEPS)
+            full = islice((across for across in reversed(steps.values()) if across.full), ENOUGH_FULL)
             kept = {across.step for across in full}
             for number in [number for number in islice(steps, spare) if number not in kept]:
                 del steps[number]

@@ -1,20 +1,20 @@
-"""The one statistic for time: means over the same rank-steps, which therefore add up.
+"""Means over the rank-steps that show a figure: per step, and of a rank beside those of all ranks.
 
-Every view, line and report takes its step time, phases, communication, exposed time and overlap from here, so that what
-bears the same name has the same value. ``docs/metrics.md`` says which rank-steps these are.
+``ddpwatch.analysis.estimate`` makes of them what holds for all steps.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, compress
 from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.step import PHASES, StepFigures
 
 STARTING_STEPS = 12  # of a process: it still settles its buckets, its caches and its memory
-ENOUGH_FULL = 3  # full steps after these, to do without them
+ENOUGH_FULL = 3  # full steps, for a figure that only they have
 MOST_PENDING = 16
 _Name = TypeVar("_Name")
 
@@ -22,10 +22,12 @@ _Name = TypeVar("_Name")
 class Sums:
     """Sums over rank-steps, and the means that follow. Times in ns; None without a rank-step, or if not measured."""
 
-    __slots__ = ("_comm", "_count", "_data_unseen", "_exposed", "_pending", "_phases", "_step", "_unmeasured")
+    __slots__ = (
+        "_comm", "_count", "_data_unseen", "_exposed", "_pending", "_phases", "_step", "_unmeasured", "_waited",
+    )  # fmt: skip
 
     def __init__(self, figures: Iterable[StepFigures] = ()) -> None:
-        self._count = self._step = self._comm = self._exposed = self._data_unseen = self._unmeasured = 0
+        self._count = self._step = self._comm = self._exposed = self._data_unseen = self._unmeasured = self._waited = 0
         self._phases = dict.fromkeys(PHASES, 0)
         self._pending = list(figures)  # not in the sums yet: columns are summed faster
 
@@ -43,14 +45,16 @@ class Sums:
         self._exposed += other._exposed
         self._data_unseen += other._data_unseen
         self._unmeasured += other._unmeasured
+        self._waited += other._waited
         for phase, ns in other._phases.items():
             self._phases[phase] += ns
 
     def _add_pending(self) -> None:
         if not self._pending:
             return
-        steps, phases, comm, exposed, *_ = zip(*self._pending, strict=True)
+        steps, phases, comm, exposed, *_, waited = zip(*self._pending, strict=True)
         self._count += len(steps)
+        self._waited += sum(waited)
         self._step += sum(steps)
         for phase, ns in summed(phases).items():
             self._phases[phase] += ns
@@ -104,6 +108,11 @@ class Sums:
         return self._exposed / self.count if self.count and self.measured else None
 
     @property
+    def waited_ns(self) -> float:
+        """The mean of what ranks waited for collectives, of at least one rank-step."""
+        return self._waited / self.count
+
+    @property
     def overlap(self) -> float | None:
         """The share of all communication that was hidden; None without any."""
         return (self._comm - self._exposed) / self._comm if self.measured and self._comm else None
@@ -129,23 +138,101 @@ def kind_of(step: int, figures: Collection[StepFigures]) -> Kind:
 
 
 def chosen(steps: Mapping[Kind, int]) -> set[Kind]:
-    """Returns the kinds whose rank-steps the means are over.
+    """Returns the kinds whose rank-steps show how ranks differ.
 
-    These are the full steps of all ranks, without the first ones if there are enough others; every watched step where
-    no full step is measured.
+    These are the steps of all ranks, without the first ones if there are enough others.
 
     Args:
         steps: How many there are of each kind.
     """
-    candidates = {kind for kind in steps if kind.measured} or set(steps)
-    most = max((kind.ranks for kind in candidates), default=0)
-    candidates = {kind for kind in candidates if kind.ranks == most}
+    most = max((kind.ranks for kind in steps), default=0)
+    candidates = {kind for kind in steps if kind.ranks == most}
     settled = {kind for kind in candidates if not kind.starting}
-    return settled if sum(steps[kind] for kind in settled) >= ENOUGH_FULL else candidates
+    timed = {kind for kind in candidates if kind.measured}
+    return settled if sum(steps[kind] for kind in settled & (timed or settled)) >= ENOUGH_FULL else candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Mean figures of a rank, or of all ranks (ns); None if not known. ``phases_ns`` has the known ones."""
+
+    step_ns: float | None = None
+    phases_ns: Mapping[str, float] = field(default_factory=dict)
+    comm_ns: float | None = None
+    exposed_ns: float | None = None
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the communication that is hidden; None without any."""
+        return 1 - self.exposed_ns / self.comm_ns if self.comm_ns and self.exposed_ns is not None else None
+
+
+@dataclass(slots=True)
+class Known:
+    """The rank-steps that show phases, and those that show communication as well."""
+
+    watched: Sums = field(default_factory=Sums)
+    full: Sums = field(default_factory=Sums)
+
+    def merge(self, other: Known) -> None:
+        """Adds the rank-steps of another."""
+        self.watched.merge(other.watched)
+        self.full.merge(other.full)
+
+    def means(self) -> Means:
+        """Returns their means.
+
+        Exposed communication is what ranks waited in all steps, corrected by the difference that full ones show.
+        """
+        watched, full = self.watched, self.full
+        if not watched.count:
+            return Means()
+        phases = watched.known_phases_ns
+        if full.exposed_ns is None or full.comm_ns is None:
+            return Means(watched.step_ns, _moved(phases, watched.waited_ns))
+        exposed = max(0.0, watched.waited_ns + full.exposed_ns - full.waited_ns)
+        return Means(watched.step_ns, _moved(phases, exposed), exposed + full.comm_ns - full.exposed_ns, exposed)
+
+
+def _moved(phases: Mapping[str, float], exposed: float) -> dict[str, float]:
+    """Returns the phases with that much exposed communication; what it differs by is in "other"."""
+    other = phases["other"] + phases["exposed_comm"] - exposed
+    return {**phases, "exposed_comm": exposed, "other": other}
+
+
+def share_of_run(step: float, own: Means, every: Means, run: Means) -> Means:
+    """Returns a rank's means for all steps: communication averages to the run's, the phases add up to the rank's step.
+
+    Args:
+        step: The rank's mean step.
+        own: What the known steps show of the rank.
+        every: What they show of all ranks together.
+        run: Of all ranks and steps.
+    """
+    exposed = _part(own.exposed_ns, every.exposed_ns, run.exposed_ns)
+    hidden = _part(_hidden(own), _hidden(every), _hidden(run))
+    if exposed is None or hidden is None:
+        scale = _ratio(step, own.step_ns or 0.0)
+        return Means(step, {phase: ns * scale for phase, ns in own.phases_ns.items()})
+    scale = _ratio(step - exposed, (own.step_ns or 0.0) - (own.exposed_ns or 0.0))
+    phases = {phase: ns * scale for phase, ns in own.phases_ns.items()} | {"exposed_comm": exposed}
+    return Means(step, phases, exposed + hidden, exposed)
+
+
+def _hidden(means: Means) -> float | None:
+    return None if means.comm_ns is None or means.exposed_ns is None else means.comm_ns - means.exposed_ns
+
+
+def _part(own: float | None, every: float | None, run: float | None) -> float | None:
+    return None if own is None or every is None or run is None else own * _ratio(run, every)
+
+
+def _ratio(run: float, every: float) -> float:
+    return run / every if every else 0.0
 
 
 class MeanBuilder:
-    """Collects the means of a run and of each rank; its memory grows with the ranks only."""
+    """Collects what the known steps show of each rank; its memory grows with the ranks only."""
 
     def __init__(self) -> None:
         self._steps: Counter[Kind] = Counter()
@@ -162,18 +249,16 @@ class MeanBuilder:
                 sums = ranks[rank] = Sums()
             sums.add_figures(figure)
 
-    def ranks(self) -> dict[int, Sums]:
+    def ranks(self) -> dict[int, Known]:
         """Returns those of each rank, over the chosen steps."""
-        found: dict[int, Sums] = {}
+        found: dict[int, Known] = {}
         for kind in chosen(self._steps):
             for rank, sums in self._ranks[kind].items():
-                found.setdefault(rank, Sums()).merge(sums)
+                known = found.setdefault(rank, Known())
+                known.watched.merge(sums)
+                if kind.measured:
+                    known.full.merge(sums)
         return found
-
-    @property
-    def steps(self) -> int:
-        """How many steps the means are over."""
-        return sum(self._steps[kind] for kind in chosen(self._steps))
 
 
 def summed(rows: Sequence[Mapping[_Name, int]]) -> dict[_Name, int]:
@@ -185,9 +270,9 @@ def summed(rows: Sequence[Mapping[_Name, int]]) -> dict[_Name, int]:
     return {name: sum([row.get(name, 0) for row in rows]) for name in every}
 
 
-def merged(several: Iterable[Sums]) -> Sums:
+def merged(several: Iterable[Known]) -> Known:
     """Returns all of them together."""
-    total = Sums()
-    for sums in several:
-        total.merge(sums)
+    total = Known()
+    for known in several:
+        total.merge(known)
     return total

@@ -12,7 +12,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -20,21 +20,23 @@ from ddpwatch.analysis.buckets import MOST_NAMED, Bucket, BucketColumns, bucket_
 from ddpwatch.analysis.diagnosis.incident import end_of
 from ddpwatch.analysis.diagnosis.words.turned_off import Off, TurnedOff
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
+from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.figures import (
     BucketFigures,
     CostFigures,
     GroupFigures,
     OffFigures,
-    OverlapFigures,
     RankFigures,
     Report,
     RunFigures,
     StepCounts,
     VerdictFigures,
+    overlap_figures,
+    phases_figures,
 )
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
-from ddpwatch.analysis.means import MeanBuilder, Sums, merged
+from ddpwatch.analysis.means import Known, MeanBuilder, Means, merged, share_of_run
 from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import missing_steps
 from ddpwatch.analysis.step_sample import StepSample
@@ -43,6 +45,7 @@ from ddpwatch.common.statistics import quantile
 from ddpwatch.common.units import NS_PER_MS, to_ms
 from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.sampling.levels import ORDINARY
 from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 
 MOST_SAMPLED = 16_384  # steps of which percentiles are
@@ -91,9 +94,11 @@ class Samples:
 
 @dataclass(slots=True)
 class RankSamples:
-    """The samples of one rank."""
+    """The samples of one rank; ``total_ns`` and ``taken`` are of all steps but warm-up and aborted ones."""
 
     steps: int = 0
+    taken: int = 0
+    total_ns: int = 0
     step: Samples = field(default_factory=Samples)
     late: Samples = field(default_factory=Samples)
     wait: Samples = field(default_factory=Samples)
@@ -231,26 +236,28 @@ class ReportBuilder:
     def report(self) -> Report:
         """Returns the report so far. Closes the steps that still lack a rank."""
         self.rest()
-        means = self._means.ranks()
-        total = merged(means.values())
+        found = self._run.estimate()
+        known = self._means.ranks()
+        every = merged(known.values()).means()
         return Report(
             run=self._run_row(),
-            steps=self._step_counts(total),
-            phases_ms={phase: to_ms(ns) for phase, ns in total.phases_ns.items()},
+            steps=self._step_counts(found),
+            phases_ms=phases_figures(found),
             cost=self._cost_row(),
-            overlap=OverlapFigures(total.overlap, to_ms(total.comm_ns), to_ms(total.exposed_ns)),
+            overlap=overlap_figures(found),
             groups=[
                 GroupFigures(group.id, group.ranks, group.kind, group.backend, self._others.per_step(group.id))
                 for group in self._run.groups.known()
             ],
             ranks=[
-                self._rank_row(rank, samples, means.get(rank, Sums())) for rank, samples in sorted(self.ranks.items())
+                self._rank_row(rank, samples, _rank_means(samples, known.get(rank, Known()), every, found))
+                for rank, samples in sorted(self.ranks.items())
             ],
             buckets=[self._bucket_row(key, samples) for key, samples in self._current_buckets()],
             off=[_off_row(off) for off in self._off.found()],
             lost=self._run.lost(),
             incidents=self._run.incidents(),
-            verdict=self._verdict(total),
+            verdict=self._verdict(found),
         )
 
     # -- collecting ------------------------------------------------------------------------------------------
@@ -264,6 +271,9 @@ class ReportBuilder:
         rank = self.ranks.get(step.rank) or self._rank(step.rank)
         before, rank.last_step = rank.last_step, step
         rank.steps += 1
+        if step.status in ORDINARY:
+            rank.taken += 1
+            rank.total_ns += step.duration_ns
         if before is not None and step.step != before.step + 1:
             rank.missing += missing_steps(before, step)
         if step.dropped > rank.dropped:
@@ -278,11 +288,12 @@ class ReportBuilder:
         self._statuses[next((status for status in _NOTABLE if status in found), "ok")] += 1
         if not across.reduced:
             self._statuses["unreduced"] += 1
+        if across.ordinary and across.share is not None:
+            self._step_ns.add_value(across.share.total / across.share.ranks)
         if not across.counted:
             return
         facts = across.all_facts()
         self._means.add_step(across.step, {rank: fact.figures for rank, fact in facts.items()})
-        self._step_ns.add_value(fmean([fact.figures.step_ns for fact in facts.values()]))
         self._count_ranks(facts, across.skew)
         columns = bucket_columns(across)
         self._buckets[max([step.epoch for step in steps]), columns.buckets].add_buckets(columns)
@@ -308,22 +319,21 @@ class ReportBuilder:
             samples = self._rank(rank)
             samples.clock_error_ns = max(error, samples.clock_error_ns or 0)
 
-    def _verdict(self, total: Sums) -> VerdictFigures:
+    def _verdict(self, found: Estimate) -> VerdictFigures:
         """Returns the verdict on all steps: by the rules of the one on a live run's newest."""
         summary = Summary(
-            count=len(self._step_ns),
-            step_ns=total.step_ns,
-            exposed_ns=total.exposed_ns,
+            count=found.watched,
+            estimate=found,
             communicates=any(buckets for _, buckets in self._buckets),
             ranks={rank: RankSummary(rank) for rank in self.ranks},
         )
         steps = max((rank.steps for rank in self.ranks.values()), default=0)
-        found = self._run.verdict(summary, self.end, steps, self._forwards)
-        return VerdictFigures(found.kind, found.severity, found.text)
+        verdict = self._run.verdict(summary, self.end, steps, self._forwards)
+        return VerdictFigures(verdict.kind, verdict.severity, verdict.text)
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _step_counts(self, total: Sums) -> StepCounts:
+    def _step_counts(self, found: Estimate) -> StepCounts:
         return StepCounts(
             count=max((rank.steps for rank in self.ranks.values()), default=0),
             warmup=self._statuses["warmup"],
@@ -332,8 +342,10 @@ class ReportBuilder:
             unwatched=self._statuses["unwatched"],
             unresolved=self._statuses["unresolved"],
             unreduced=self._statuses["unreduced"],
-            averaged=self._means.steps,
-            step_ms=to_ms(total.step_ns),
+            averaged=found.steps,
+            watched=found.watched,
+            full=found.full,
+            step_ms=to_ms(found.step_ns),
             step_ms_p50=self._step_ns.p50(NS_PER_MS),
             step_ms_p90=self._step_ns.quantile(0.9, NS_PER_MS),
         )
@@ -358,7 +370,7 @@ class ReportBuilder:
             return CostFigures(None, None, None, 0, self._budget)
         return CostFigures(cost.ratio, cost.low, cost.high, cost.pairs, self._budget)
 
-    def _rank_row(self, rank: int, samples: RankSamples, means: Sums) -> RankFigures:
+    def _rank_row(self, rank: int, samples: RankSamples, means: Means) -> RankFigures:
         hello, bye = samples.hello, samples.bye
         return RankFigures(
             rank=rank,
@@ -411,6 +423,12 @@ class ReportBuilder:
             last_ranks=list(last_ranks),
             last_share=last_share,
         )
+
+
+def _rank_means(samples: RankSamples, known: Known, every: Means, run: Estimate) -> Means:
+    if not samples.taken:
+        return Means()
+    return share_of_run(samples.total_ns / samples.taken, known.means(), every, run.means)
 
 
 def _off_row(off: Off) -> OffFigures:

@@ -14,6 +14,7 @@ from ddpwatch.analysis.clocks import ClockDomains
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, LostFigures, incident_row, lost_row
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict
+from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import KeptSteps, StepLimit
 from ddpwatch.analysis.layouts import Layouts
@@ -103,6 +104,10 @@ class Run:
         for message, envelope in frames:
             yield from self.apply_message(message, envelope.received_ns)
         yield from self.rest()
+
+    def estimate(self) -> Estimate:
+        """Returns what holds for all steps so far."""
+        return self.diagnosis.estimate()
 
     def lost(self) -> LostFigures:
         """Returns where the rank-time went so far."""

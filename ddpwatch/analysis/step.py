@@ -43,6 +43,7 @@ class StepFigures(NamedTuple):
         overlap: |C ∩ K| / |C| from 0 to 1; None without communication, or if it was not measured.
         exposed: When communication was exposed, as offsets from the step's start. Without completions: when the rank
             only waited, for buckets or buffers.
+        waited_ns: How long the rank only waited for collectives, whether their completions are known or not.
     """
 
     step_ns: int
@@ -51,6 +52,7 @@ class StepFigures(NamedTuple):
     exposed_ns: int | None
     overlap: float | None
     exposed: Intervals
+    waited_ns: int = 0
 
 
 def missing_steps(before: Step | None, step: Step) -> int:
@@ -64,17 +66,17 @@ def figures(step: Step) -> StepFigures:
     """Computes the figures of one step."""
     comm = comm_of(step)
     inside = [] if comm is None else _within(comm, step)
-    phases, exposed = _in_turn(step, None if comm is None else inside) or _in_any_order(step)
+    phases, exposed, waited_ns = _in_turn(step, None if comm is None else inside) or _in_any_order(step)
     if step.status != FULL and not is_watched(step.status):
         phases = {}
     if comm is None:
-        return StepFigures(step.duration_ns, phases, None, None, None, exposed)
+        return StepFigures(step.duration_ns, phases, None, None, None, exposed, waited_ns)
     comm_ns, exposed_ns = total(inside), total(exposed)
     overlap = (comm_ns - exposed_ns) / comm_ns if comm_ns else None
-    return StepFigures(step.duration_ns, phases, comm_ns, exposed_ns, overlap, exposed)
+    return StepFigures(step.duration_ns, phases, comm_ns, exposed_ns, overlap, exposed, waited_ns)
 
 
-_Split = tuple[dict[str, int], Intervals]  # phases (ns), and when communication was exposed
+_Split = tuple[dict[str, int], Intervals, int]  # phases (ns), when communication was exposed, how long the rank waited
 
 
 def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
@@ -124,13 +126,13 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
     phases["between"], phases["forward"], phases["backward"] = gap_ns, spent["forward"], spent["backward"]
     phases["exposed_comm"], phases["optimizer"] = total(exposed), spent["optimizer"]
     phases["other"] = step.duration_ns - sum(phases.values())
-    return phases, exposed
+    return phases, exposed, spent["sync"]
 
 
 def _in_any_order(step: Step) -> _Split:
     """Returns the same for any step."""
     claims = claims_of(step)
-    return split(step.duration_ns, claims), claims["exposed_comm"]
+    return split(step.duration_ns, claims), claims["exposed_comm"], total(_spans_of(step).sync)
 
 
 def claims_of(step: Step) -> dict[str, Intervals]:

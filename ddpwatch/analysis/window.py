@@ -13,7 +13,8 @@ from itertools import chain
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.digest import StepDigest
-from ddpwatch.analysis.means import Sums, chosen, merged
+from ddpwatch.analysis.estimate import NOT_KNOWN, Estimate, Estimator
+from ddpwatch.analysis.means import Known, chosen, share_of_run
 from ddpwatch.common.statistics import p50
 
 
@@ -38,38 +39,52 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The newest steps: means over steps and ranks (`ddpwatch.analysis.means`); ``rate`` is in steps/s.
+    """The newest steps: figures of all of them (`ddpwatch.analysis.estimate`), and ``rate`` in steps/s.
 
-    ``step_p50_ns`` and ``cost`` are medians over every watched step.
+    ``count`` is of watched steps, ``step_p50_ns`` the median of all, ``cost`` that of watched ones.
     """
 
     count: int = 0
     rate: float | None = None
-    step_ns: float | None = None
     step_p50_ns: float | None = None
-    comm_ns: float | None = None
-    overlap: float | None = None
-    exposed_ns: float | None = None
-    phases_ns: dict[str, float] = field(default_factory=dict)
     communicates: bool = False
     cost: float | None = None
+    estimate: Estimate = NOT_KNOWN
     ranks: Mapping[int, RankSummary] = field(default_factory=dict)
+
+    @property
+    def step_ns(self) -> float | None:
+        """The mean step."""
+        return self.estimate.step_ns
+
+    @property
+    def exposed_ns(self) -> float | None:
+        """What communication adds to a mean step."""
+        return self.estimate.exposed_ns
 
 
 class RankSummaries(Mapping[int, RankSummary]):
-    """The figures of every rank in the newest step, each computed on its first access."""
+    """The figures of every rank in the newest watched step, each computed on its first access."""
 
-    def __init__(self, steps: Sequence[StepDigest], averaged: Sequence[StepDigest]) -> None:
+    def __init__(self, steps: Sequence[StepDigest], watched: Sequence[StepDigest], run: Estimate) -> None:
         self._steps = steps
-        self._averaged = averaged
-        self._ranks = sorted(steps[-1].ranks)
+        self._watched = watched
+        self._chosen = _known(watched)
+        self._run = run.means
+        every = Known()
+        for timed, step in self._chosen:
+            every.watched.merge(step.sums)
+            if timed:
+                every.full.merge(step.sums)
+        self._every = every.means()
+        self._ranks = sorted(watched[-1].ranks)
         self._known: dict[int, RankSummary] = {}
 
     def __getitem__(self, rank: int) -> RankSummary:
-        if rank not in self._steps[-1].ranks:
+        if rank not in self._watched[-1].ranks:
             raise KeyError(rank)
         if rank not in self._known:
-            self._known[rank] = _rank_summary(rank, self._steps, self._averaged)
+            self._known[rank] = self._summary(rank)
         return self._known[rank]
 
     def __iter__(self) -> Iterator[int]:
@@ -77,6 +92,28 @@ class RankSummaries(Mapping[int, RankSummary]):
 
     def __len__(self) -> int:
         return len(self._ranks)
+
+    def _summary(self, rank: int) -> RankSummary:
+        steps = self._watched
+        known = Known()
+        for timed, step in self._chosen:
+            if rank in step.ranks:
+                known.watched.add_figures(step.ranks[rank].figures)
+                if timed:
+                    known.full.add_figures(step.ranks[rank].figures)
+        durations = [step.durations[rank] for step in self._steps if rank in step.durations]
+        means = share_of_run(sum(durations) / len(durations), known.means(), self._every, self._run)
+        return RankSummary(
+            rank=rank,
+            step_ns=means.step_ns,
+            late_ns=p50(step.skew.late.get(rank) for step in steps),
+            wait_ns=p50(step.skew.wait.get(rank) for step in steps),
+            clock_error_ns=max((step.skew.errors[rank] for step in steps if rank in step.skew.errors), default=None),
+            overlap=means.overlap,
+            exposed_ns=means.exposed_ns,
+            cost=p50(step.ranks[rank].cost for step in steps if rank in step.ranks),
+            phases_ns=dict(means.phases_ns),
+        )
 
 
 class Summariser:
@@ -102,46 +139,25 @@ def summarise(steps: Sequence[StepAcrossRanks]) -> Summary:
 
 
 def _summary(steps: Sequence[StepDigest]) -> Summary:
-    if not steps:
+    watched = [step for step in steps if step.ranks]
+    if not watched:
         return Summary()
-    kinds = chosen(Counter(step.kind for step in steps))
-    averaged = [step for step in steps if step.kind in kinds]
-    sums = merged(step.sums for step in averaged)
+    estimator = Estimator()
+    for step in steps:
+        estimator.add_share(step.share)
+    found = estimator.estimate()
     return Summary(
-        count=len(steps),
-        rate=_rate(steps),
-        step_ns=sums.step_ns,
-        step_p50_ns=p50(step.sums.step_ns for step in steps),
-        comm_ns=sums.comm_ns,
-        overlap=sums.overlap,
-        exposed_ns=sums.exposed_ns,
-        phases_ns=sums.known_phases_ns,
-        communicates=any(rank.keys for step in steps for rank in step.ranks.values()),
-        cost=p50(chain.from_iterable(step.cost for step in steps)),
-        ranks=RankSummaries(steps, averaged),
+        count=len(watched),
+        rate=1e9 / found.step_ns if found.step_ns else None,
+        step_p50_ns=p50(sum(step.durations.values()) / len(step.durations) for step in steps),
+        communicates=any(rank.keys for step in watched for rank in step.ranks.values()),
+        cost=p50(chain.from_iterable(step.cost for step in watched)),
+        estimate=found,
+        ranks=RankSummaries(steps, watched, found),
     )
 
 
-def _rate(steps: Sequence[StepDigest]) -> float | None:
-    """Returns the lowest rank's steps per second, from the durations of its watched steps: steps leave no gap."""
-    rank = min(steps[-1].ranks, default=None)
-    if rank is None:
-        return None
-    durations = [step.ranks[rank].figures.step_ns for step in steps if rank in step.ranks]
-    return len(durations) / sum(durations) * 1e9 if sum(durations) else None
-
-
-def _rank_summary(rank: int, steps: Sequence[StepDigest], averaged: Sequence[StepDigest]) -> RankSummary:
-    own = [step.ranks[rank] for step in steps if rank in step.ranks]
-    sums = Sums(step.ranks[rank].figures for step in averaged if rank in step.ranks)
-    return RankSummary(
-        rank=rank,
-        step_ns=sums.step_ns,
-        late_ns=p50(step.skew.late.get(rank) for step in steps),
-        wait_ns=p50(step.skew.wait.get(rank) for step in steps),
-        clock_error_ns=max((step.skew.errors[rank] for step in steps if rank in step.skew.errors), default=None),
-        overlap=sums.overlap,
-        exposed_ns=sums.exposed_ns,
-        cost=p50(fact.cost for fact in own),
-        phases_ns=sums.known_phases_ns,
-    )
+def _known(steps: Sequence[StepDigest]) -> list[tuple[bool, StepDigest]]:
+    """Returns the steps that show how ranks differ, and whether their communication was timed."""
+    kinds = chosen(Counter(step.kind for step in steps))
+    return [(step.kind.measured, step) for step in steps if step.kind in kinds]

@@ -64,6 +64,17 @@ def kendall_tau(values: Sequence[float]) -> float:
     return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
 
 
+def student(confidence: float, freedom: float) -> float:
+    """Returns the two-sided quantile of Student's t, by its expansion (Abramowitz and Stegun 26.7.5)."""
+    from statistics import NormalDist
+
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
 class RollingMedian:
     """The newest values, and their median. They are kept in order: a new value needs no sorting.
 

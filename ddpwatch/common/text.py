@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from math import floor
 
 from ddpwatch.common.units import NS_PER_MS
 
@@ -64,6 +65,22 @@ def with_unit(text: str, unit: str) -> str:
 def percent(value: float | None, digits: int = 0) -> str:
     """Returns a ratio as a percentage, or a dash."""
     return UNKNOWN if value is None else f"{value:.{digits}%}".replace("%", " %")
+
+
+def plus_minus(text: str, reach: str) -> str:
+    """Returns a formatted figure with half the width of its interval, unless that rounds to 0: ``12.3 ±0.4``."""
+    is_wide = reach != UNKNOWN and any(digit in reach for digit in "123456789")
+    return f"{text} ±{reach}" if text != UNKNOWN and is_wide else text
+
+
+def adding_up(total: float, parts: Sequence[float], digits: int = 1) -> list[str]:
+    """Returns parts rounded so that they add up to the rounded total: those with the largest remainders are raised."""
+    unit = 10**digits
+    left = round(float(f"{total:.{digits}f}") * unit) - sum(floors := [floor(part * unit) for part in parts])
+    by_remainder = sorted(range(len(parts)), key=lambda place: floors[place] - parts[place] * unit)
+    for place in by_remainder[: max(left, 0)]:
+        floors[place] += 1
+    return [f"{part / unit:,.{digits}f}" for part in floors]
 
 
 def spans(numbers: Sequence[int], most: int = 4, gap: str = ",") -> str:

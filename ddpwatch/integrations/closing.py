@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.report_builder import ReportBuilder
-from ddpwatch.common.text import number, percent
 from ddpwatch.errors import UsageError
+from ddpwatch.report.headline import exposed_sentence, step_sentence
 from ddpwatch.report.lost import lost_sentence
 from ddpwatch.run import rundir
 from ddpwatch.viewer.live_source import SNAPSHOT_S, LiveSource
@@ -91,10 +91,11 @@ def closing_of(report: Report) -> Closing | None:
 
 
 def _paragraph(report: Report) -> str:
-    run, steps, overlap = report.run, report.steps, report.overlap
+    run = report.run
     parts = [
-        f"{run.world_size} ranks, {steps.count} steps: {number(steps.step_ms)} ms a step, overlap "
-        f"{percent(overlap.ratio)}, exposed communication {number(overlap.exposed_ms)} ms",
+        f"{run.world_size} ranks, {report.steps.count} steps",
+        step_sentence(report),
+        exposed_sentence(report),
         lost_sentence(report).rstrip("."),
         *[incident.message.rstrip(".") for incident in report.incidents[:1]],
     ]

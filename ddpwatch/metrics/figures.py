@@ -126,7 +126,7 @@ class Meter:
     def _all(self, state: RunState) -> Iterator[Row]:
         yield from _identity(state)
         recent = state.recent()
-        summary = self._summariser.summarise(recent)
+        summary = self._summariser.summarise(state.window())
         yield from _times(summary)
         yield from _late(summary)
         while not self._buckets.update(recent):
@@ -154,10 +154,10 @@ def _identity(state: RunState) -> Iterator[Row]:
 
 def _times(summary: Summary) -> Iterator[Row]:
     yield Row("step", _scaled(summary.step_ns, 1 / NS_PER_S))
-    yield from (Row("phase", ns / NS_PER_S, (phase,)) for phase, ns in summary.phases_ns.items())
-    yield Row("communication", _scaled(summary.comm_ns, 1 / NS_PER_S))
+    yield from (Row("phase", ns / NS_PER_S, (phase,)) for phase, ns in summary.estimate.phases_ns.items())
+    yield Row("communication", _scaled(summary.estimate.comm_ns, 1 / NS_PER_S))
     yield Row("exposed_communication", _scaled(summary.exposed_ns, 1 / NS_PER_S))
-    yield Row("overlap", summary.overlap)
+    yield Row("overlap", summary.estimate.overlap)
 
 
 def _late(summary: Summary) -> Iterator[Row]:

@@ -21,11 +21,12 @@ from ddpwatch.analysis.compare import (
     compare,
     figures_of,
 )
-from ddpwatch.analysis.figures import RecordingFigures, Report
+from ddpwatch.analysis.figures import RecordingFigures, Report, overlap_figures, phases_figures
 from ddpwatch.analysis.findings import findings, notes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import Run
+from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -146,7 +147,16 @@ def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) 
     recording.check(selection)
     for across in run.steps(recording.select(selection)):
         series.add_step(across)
-    return ComparedRun(**asdict(figures_of(series)), lost=run.lost(), incidents=run.incidents())
+    found = run.estimate()
+    series.shown = phases_figures(found)
+    return ComparedRun(
+        **asdict(figures_of(series)),
+        step_ms=to_ms(found.step_ns),
+        phases_ms=series.shown,
+        overlap=overlap_figures(found),
+        lost=run.lost(),
+        incidents=run.incidents(),
+    )
 
 
 def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ddpwatch.analysis.compare import RunComparison, RunDifference
 from ddpwatch.analysis.diagnosis.words.account_names import phase_name
-from ddpwatch.common.text import clean, number, percent, table
+from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
+from ddpwatch.report.headline import exposed_parts
 from ddpwatch.report.lost import account_name
 
 MOST_ACCOUNTS = 5
@@ -15,14 +16,19 @@ LEAST_CHANGE = 0.001  # of the rank-time
 def render_compare(result: RunComparison) -> str:
     """Returns the result of `ddpwatch.report.build.compare_recordings` as text."""
     runs = result.runs
-    rows = [["steps", *(str(run.steps) for run in runs)], ["step ms", *(number(run.step_ms_p50) for run in runs)]]
+    rows = [["steps", *(str(run.steps) for run in runs)], ["step ms", *(number(run.step_ms) for run in runs)]]
     rows += [
-        [f"  {phase_name(phase)}", *(number(run.phases_ms_p50[phase]) for run in runs)]
-        for phase in (runs[0].phases_ms_p50 if runs else ())
+        [f"  {phase_name(phase)}", *(number(run.phases_ms[phase]) for run in runs)]
+        for phase in (runs[0].phases_ms if runs else ())
     ]
-    rows.append(["overlap", *(percent(run.overlap_p50) for run in runs)])
+    parts = [exposed_parts(run.overlap) for run in runs]
+    for name in ("waiting", "transfer", "waiting or transfer"):
+        if any(name in of_run for of_run in parts):
+            rows.append([f"exposed: {name}", *(of_run.get(name, UNKNOWN) for of_run in parts)])
+    rows.append(["overlap", *(percent(run.overlap.ratio) for run in runs)])
+    rows.append(["step p50 ms", *(number(run.step_ms_p50) for run in runs)])
     rows.append(["lost", *(percent(run.lost.lost_share, 1) for run in runs)])
-    lines = table(["p50", *(clean(run.name) for run in runs)], [list(row) for row in rows])
+    lines = table(["mean", *(clean(run.name) for run in runs)], [list(row) for row in rows])
     for found in result.differences:
         lines += ["", clean(found.text), *_lost(found), *_incidents(found)]
     return "\n".join(lines)

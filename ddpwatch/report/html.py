@@ -14,14 +14,15 @@ import msgspec
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.words.account_names import phase_name
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import USE_NAMES, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
 from ddpwatch.common.text import clean
 from ddpwatch.report import incidents as worst
+from ddpwatch.report.headline import tiles
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
+from ddpwatch.report.tables import phase_table
 from ddpwatch.report.text import chosen_sentence, cost_sentence
 from ddpwatch.wire.messages import Layout
 
@@ -41,6 +42,8 @@ def render_html(report: Report, outline: Outline, layouts: list[Layout], version
     """
     data = {
         "report": _cleaned(report.as_json()),
+        "tiles": list(tiles(report).items()),
+        "phases": phase_table(report).rows,
         "lost": _cleaned(_lost(report)),
         "cost": " · ".join(filter(None, (cost_sentence(report), chosen_sentence(report)))),
         "incidents": _cleaned([_incident(row, report) for row in report.incidents]),
@@ -49,7 +52,6 @@ def render_html(report: Report, outline: Outline, layouts: list[Layout], version
         "steps": [_step(across, why) for across, why in outline.details()],
         "params": _cleaned(_params(layouts)),
         "uses": USE_NAMES,
-        "phases": {phase: phase_name(phase) for phase in report.phases_ms},
         "version": version,
     }
     encoded = msgspec.json.encode(data).decode()

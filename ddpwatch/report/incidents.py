@@ -35,7 +35,7 @@ def facts(row: IncidentFigures, report: Report) -> str:
         unit = rank_seconds(report.run.timing_source)
         found.append(f"{seconds_text(row.seconds * NS_PER_S)} {unit}, {share_text(row.share)} of the run")
     if row.gain:
-        found.append(f"a step would be {percent(row.gain, 1)} shorter without it")
+        found.append(f"while it lasts, a step would be {percent(row.gain, 1)} shorter without it")
     if row.kind != "death":
         found.append("ongoing at the end" if row.open else "over")
     return " · ".join(filter(None, found))

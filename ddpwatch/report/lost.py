@@ -9,7 +9,7 @@ from ddpwatch.analysis.diagnosis.incident import LOST
 from ddpwatch.analysis.diagnosis.incident_json import AccountFigures
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase, rank_seconds
 from ddpwatch.analysis.figures import Report
-from ddpwatch.common.text import number, percent, run_size
+from ddpwatch.common.text import adding_up, number, percent, run_size
 from ddpwatch.report.tables import Table
 
 MOST_NAMED = 5  # accounts in the sentence
@@ -32,9 +32,11 @@ def lost_sentence(report: Report) -> str:
     found = [row for row in lost.accounts if row.account in LOST and (row.share or 0.0) >= LEAST_SHARE]
     if not found:
         return f"nothing of {run} lost"
-    parts = [f"{percent(row.share, 1)} {_named(row, report)}" for row in found[:MOST_NAMED]]
-    if rest := _shares(found[MOST_NAMED:]):
-        parts.append(f"{percent(rest, 1)} more")
+    named = {_named(row, report): 100 * (row.share or 0.0) for row in found[:MOST_NAMED]}
+    if rest := 100 * lost.lost_share - sum(named.values()):
+        named["more"] = rest
+    texts = adding_up(100 * lost.lost_share, list(named.values()))
+    parts = [f"{text} % {name}" for name, text in zip(named, texts, strict=True) if name != "more" or float(text)]
     return f"{percent(lost.lost_share, 1)} of {run} lost: {', '.join(parts)}"
 
 

@@ -6,8 +6,9 @@ import re
 
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Report
-from ddpwatch.common.text import UNKNOWN, clean, number, percent
+from ddpwatch.common.text import UNKNOWN, clean
 from ddpwatch.report import incidents as worst
+from ddpwatch.report.headline import exposed_sentence, step_sentence
 from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
 
@@ -18,15 +19,16 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~@!])")
 
 def render_markdown(report: Report) -> str:
     """Returns the report's figures, incidents and notes, with names escaped so that none of them acts as markup."""
-    run, steps, overlap = report.run, report.steps, report.overlap
+    run, steps = report.run, report.steps
     lines = [
         f"## {plain(run.id or 'run')}",
         "",
         f"{plain(run.model or '?')} on {run.world_size or UNKNOWN} ranks ({plain(run.backend or '?')}, torch "
         f"{plain(run.torch or '?')}); {steps.count} steps, of these {steps.warmup} warm-up and "
-        f"{steps.aborted} aborted. Mean step **{number(steps.step_ms)} ms** (p50 "
-        f"{number(steps.step_ms_p50)} ms, p90 {number(steps.step_ms_p90)} ms), overlap "
-        f"**{percent(overlap.ratio)}**, exposed communication **{number(overlap.exposed_ms)} ms**.",
+        f"{steps.aborted} aborted.",
+        "",
+        f"- {plain(step_sentence(report))}",
+        f"- {plain(exposed_sentence(report))}",
         "",
         *_lost(report),
         "### Incidents",

@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.words.account_names import phase_name
 from ddpwatch.analysis.figures import BucketFigures, RankFigures, Report
 from ddpwatch.analysis.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
-from ddpwatch.common.text import UNKNOWN, number, one_of, percent, size
+from ddpwatch.common.text import UNKNOWN, adding_up, number, one_of, percent, size
 
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], str]]
@@ -63,7 +63,7 @@ def tables(report: Report, omit: Collection[str] = ()) -> list[Table]:
     if all(row.clock_error_ms is None for row in report.ranks):
         omit = {*omit, CLOCK_COLUMN}
     ranks = _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report.ranks, omit)
-    found = [_phases(report), ranks, _units(report.buckets, omit)]
+    found = [phase_table(report), ranks, _units(report.buckets, omit)]
     return [table for table in found if table.rows]
 
 
@@ -75,13 +75,28 @@ def _units(rows: Sequence[BucketFigures], omit: Collection[str]) -> Table:
     return _table("Parameter groups (p50, from the start of the forward)", columns, rows, omit)
 
 
-def _phases(report: Report) -> Table:
+def phase_table(report: Report) -> Table:
     """Returns the mean step, split into its phases."""
-    step_ms, rows = report.steps.step_ms, []
-    if step_ms:
-        phases = report.phases_ms.items()
-        rows = [[phase_name(name), number(ms), percent(None if ms is None else ms / step_ms)] for name, ms in phases]
-    return Table("The mean step", ["phase", "ms", "share"], rows)
+    step_ms, phases = report.steps.step_ms, report.phases_ms
+    known = {phase: ms for phase, ms in phases.items() if ms is not None}
+    if not step_ms or not known:
+        return Table("The mean step", [], [])
+    times = _shown(known, step_ms, 1)
+    shares = _shown({phase: 100 * ms / step_ms for phase, ms in known.items()}, 100, 0)
+    rows = [
+        [phase_name(phase), times.get(phase, UNKNOWN), f"{shares[phase]} %" if phase in shares else UNKNOWN]
+        for phase in phases
+    ]
+    title = f"The mean step ({number(step_ms)} ms; phases from {report.steps.watched} of {report.steps.averaged} steps)"
+    return Table(title, ["phase", "ms", "share"], rows)
+
+
+def _shown(phases: Mapping[str, float], whole: float, digits: int) -> dict[str, str]:
+    """Returns the phases as text: they add up to the whole, and what is exposed is as it is shown elsewhere."""
+    exposed = f"{phases['exposed_comm']:.{digits}f}"
+    rest = {phase: value for phase, value in phases.items() if phase != "exposed_comm"}
+    left = float(f"{whole:.{digits}f}") - float(exposed)
+    return dict(zip(rest, adding_up(left, list(rest.values()), digits), strict=True)) | {"exposed_comm": exposed}
 
 
 def _table(title: str, columns: Columns[Row], rows: Sequence[Row], omit: Collection[str]) -> Table:

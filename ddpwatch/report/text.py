@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Report, StepCounts
-from ddpwatch.common.text import UNKNOWN, clean, number, percent, size, table
+from ddpwatch.common.text import UNKNOWN, clean, percent, size, table
 from ddpwatch.report import incidents as worst
+from ddpwatch.report.headline import exposed_sentence, step_sentence
 from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
 from ddpwatch.sampling.lease import FULL_PPM, detail_name, detail_sentence
@@ -45,7 +46,7 @@ def _unresolved(steps: StepCounts) -> str:
 
 
 def _head(report: Report) -> list[str]:
-    run, steps, overlap = report.run, report.steps, report.overlap
+    run, steps = report.run, report.steps
     hosts = ", ".join(clean(host) for host in run.hosts) or UNKNOWN
     if len(run.hosts) > NAMED_HOSTS:
         hosts = f"{len(run.hosts)} hosts"
@@ -55,11 +56,9 @@ def _head(report: Report) -> list[str]:
         f"({clean(run.backend or '?')}, torch {clean(run.torch or '?')}, {hosts}), times from {source} stamps",
         f"{steps.count} step{'s' * (steps.count != 1)} "
         f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} light, "
-        f"{steps.unwatched} bare{_unresolved(steps)}), "
-        f"p50 {number(steps.step_ms_p50)} ms, p90 {number(steps.step_ms_p90)} ms",
-        f"step {number(steps.step_ms)} ms, overlap {percent(overlap.ratio)}, communication "
-        f"{number(overlap.comm_ms)} ms, of that exposed {number(overlap.exposed_ms)} ms "
-        f"(means over the ranks and {steps.averaged} steps)",
+        f"{steps.unwatched} bare{_unresolved(steps)})",
+        step_sentence(report),
+        exposed_sentence(report),
     ]
     lines += filter(None, (cost_sentence(report), chosen_sentence(report)))
     recording = report.recording

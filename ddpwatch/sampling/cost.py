@@ -24,8 +24,6 @@ ENOUGH_PAIRS = 8
 FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
 SHARE_STEPS = 512  # for the shares of the levels and the median step
-NEWEST_STEPS = 64  # that are counted for the screen
-RARELY_FULL = 96  # if fewer than one step in so many is full, `SHARE_STEPS` are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +121,6 @@ class CostMeter:
         """Compares nothing across a gap."""
         self._last.clear()
         self._before = None
-
-    def newest_full(self) -> tuple[int, int]:
-        """Returns how many of the newest `NEWEST_STEPS` are full, and how many these are (`SHARE_STEPS` if few are).
-
-        At the start, these are fewer.
-        """
-        levels = list(self._levels)
-        if RARELY_FULL * levels.count(FULL) >= len(levels):
-            levels = levels[-NEWEST_STEPS:]
-        return levels.count(FULL), len(levels)
 
     def _compare(self, levels: tuple[str, str], before: Step, middle: Step, after: Step) -> None:
         """Compares a step with the mean of its two neighbours: a steady drift cancels out."""

@@ -22,6 +22,7 @@ BARE: Final = "unwatched"
 UNRESOLVED: Final = "unresolved"
 LEVELS: Final = (BARE, LIGHT, FULL)  # from the least recorded to the most
 
+ORDINARY = frozenset((FULL, LIGHT, BARE))  # their duration is known and holds for others
 _COUNTED = frozenset((FULL, LIGHT))
 _BARE = frozenset((BARE, UNRESOLVED))
 _UNTIMED = _BARE | {LIGHT}

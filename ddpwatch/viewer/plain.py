@@ -21,9 +21,10 @@ from ddpwatch.analysis.diagnosis.words.incident_news import (
 )
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import summarise
-from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
+from ddpwatch.common.text import UNKNOWN, clean, number, percent, plus_minus, table
 from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.run import rundir
@@ -169,22 +170,22 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def line(state: RunState, incidents: Sequence[Incident]) -> str:
     """Returns the state of a run in one line, which ends with the verdict."""
-    summary = summarise(state.recent())
+    summary = summarise(state.window())
     newest = state.newest_step()
-    found, stale = state.verdict(summary, incidents), state.stale(summary.step_ns)
+    found, stale, known = state.verdict(summary, incidents), state.stale(summary.step_ns), summary.estimate
     rate, step_ns = (None, None) if stale.steps else (summary.rate, summary.step_ns)
-    overlap, exposed_ns = (None, None) if stale.timed else (summary.overlap, summary.exposed_ns)
+    overlap, exposed_ns = (None, None) if stale.timed else (known.overlap, known.exposed_ns)
+    exposed = plus_minus(number(to_ms(exposed_ns)), number(to_ms(known.exposed_reach_ns)))
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(rate, 2):>6}  "
-        f"{number(to_ms(step_ns)):>8}  {percent(overlap):>7}  {number(to_ms(exposed_ns)):>10}  "
-        f"{_full(state):>7}  {_notes(state)}{clean(found.text)}"
+        f"{number(to_ms(step_ns)):>8}  {percent(overlap):>7}  {exposed.replace(' ', ''):>10}  "
+        f"{_full(known):>7}  {_notes(state)}{clean(found.text)}"
     )
 
 
-def _full(state: RunState) -> str:
-    """Returns how many of the newest steps are timed in full."""
-    full, steps = state.cost.newest_full()
-    return f"{full}/{steps}" if steps else UNKNOWN
+def _full(known: Estimate) -> str:
+    """Returns from how many steps, and of how many, what is exposed is known."""
+    return f"{known.full}/{known.steps}" if known.steps else UNKNOWN
 
 
 def _notes(state: RunState) -> str:

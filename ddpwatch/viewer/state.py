@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -22,8 +23,9 @@ from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.analysis.kept_steps import FULL_STEPS, KeptSteps
+from ddpwatch.analysis.kept_steps import KeptSteps
 from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.analysis.means import ENOUGH_FULL
 from ddpwatch.analysis.retention import KEEP_MARKS
 from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import missing_steps
@@ -332,6 +334,13 @@ class RunState:
                 return across
         return next(reversed(self.steps.values()), None)
 
+    def window(self) -> list[StepAcrossRanks]:
+        """Returns the `recent` steps and all ordinary ones between them, oldest first."""
+        recent = self.recent()
+        since = recent[0].step if recent else 0
+        steps = takewhile(lambda across: across.step >= since, reversed(self.steps.values()))
+        return [across for across in steps if self._is_whole(across) and across.ordinary][::-1]
+
     def recent(self, count: int = 50) -> list[StepAcrossRanks]:
         """Returns the `newest` steps that count and that every rank has sent that was still watched then."""
         steps = reversed(self.steps.values())
@@ -346,7 +355,7 @@ class RunState:
 
 
 def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks]:
-    """Returns the newest ``count`` steps, and older full ones up to `FULL_STEPS` of these; oldest first.
+    """Returns the newest ``count`` steps, and older full ones up to `ENOUGH_FULL` of these; oldest first.
 
     Args:
         count: How many.
@@ -358,6 +367,6 @@ def newest(count: int, steps: Iterable[StepAcrossRanks]) -> list[StepAcrossRanks
         if len(found) < count or across.full:
             found.append(across)
             full += across.full
-        if len(found) >= count and full >= FULL_STEPS:
+        if len(found) >= count and full >= ENOUGH_FULL:
             break
     return found[::-1]

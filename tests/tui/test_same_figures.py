@@ -84,28 +84,74 @@ def rows(recording):
 
 
 @pytest.fixture(scope="module")
-def truth(rows):
+def truth(rows, recording):
     """Every figure by its name, by the definitions of docs/metrics.md and from the table of steps alone."""
-    full = [row for row in rows if row.status == "ok" and row.step >= STARTING]
-    counted = [row for row in rows if row.status in ("ok", "shadow")]
-    found = {**means(full), "steps": len(full) / WORLD}
+    ordinary = [row for row in rows if row.status in ("ok", "shadow", "unwatched")]
+    counted = [row for row in ordinary if row.status != "unwatched"]
+    found = {**estimated(ordinary), "steps": len({row.step for row in ordinary})}
+    settled = [row for row in counted if row.step >= STARTING]
+    every = known(settled)
     for rank in range(WORLD):
-        found |= {f"{rank} {name}": value for name, value in means([r for r in full if r.rank == rank]).items()}
+        found |= {f"{rank} {name}": value for name, value in of_rank(rank, ordinary, settled, every, found).items()}
         own = [row for row in counted if row.rank == rank]
         found |= {f"{rank} late": median(r.late_ms for r in own), f"{rank} wait": median(r.wait_ms for r in own)}
-    steps = sorted(fmean(r.step_ms for r in counted if r.step == number) for number in {r.step for r in counted})
+    steps = sorted(fmean(r.step_ms for r in ordinary if r.step == number) for number in {r.step for r in ordinary})
     found |= {"step p50": median(steps), "step p90": steps[int(0.9 * len(steps))]}
+    full = [row for row in settled if row.status == "ok"]
     assert found["overlap"] != pytest.approx(fmean(row.overlap for row in full), rel=0.02)
-    assert found["exposed"] != pytest.approx(median(row.exposed_ms for row in full), rel=0.02)
-    return found
+    assert found["exposed"] != pytest.approx(fmean(row.exposed_ms for row in full), rel=0.02)
+    assert found["step"] != pytest.approx(fmean(row.step_ms for row in counted), rel=0.001)
+    return {**found, **exposed_truth(report_of(recording).as_json(), found)}
 
 
-def means(full):
-    """Shares in percent."""
-    found = {name: fmean(getattr(row, f"{name}_ms") for row in full) for name in ("step", "comm", "exposed", *PHASES)}
-    found["overlap"] = 100 * (found["comm"] - found["exposed"]) / found["comm"]
+def known(rows):
+    """Means over the rows that show a figure; in these jobs ranks wait exactly as long as communication is exposed."""
+    watched, full = [r for r in rows if r.status != "unwatched"], [r for r in rows if r.status == "ok"]
+    found = {name: fmean(getattr(row, f"{name}_ms") for row in watched) for name in ("step", *PHASES)}
+    return {**found, "hidden": fmean(row.comm_ms - row.exposed_ms for row in full)}
+
+
+def estimated(ordinary):
+    """What holds for all steps: the first ones, and the others, each by what is known of some of them."""
+    sums = defaultdict(float)
+    for stratum in ([r for r in ordinary if r.step < STARTING], [r for r in ordinary if r.step >= STARTING]):
+        means, step = known(stratum), fmean(row.step_ms for row in stratum)
+        scale = (step - means["exposed_comm"]) / (means["step"] - means["exposed_comm"])
+        for name, value in means.items():
+            value = step if name == "step" else value if name in ("exposed_comm", "hidden") else value * scale
+            sums[name] += value * len(stratum) / len(ordinary)
+    return with_shares(sums)
+
+
+def of_rank(rank, ordinary, settled, every, run):
+    """Communication is as much more or less than the run's as known steps show; other phases share the rest."""
+    own, step = (
+        known([row for row in settled if row.rank == rank]),
+        fmean(r.step_ms for r in ordinary if r.rank == rank),
+    )
+    exposed, hidden = (own[name] * run[name] / every[name] for name in ("exposed_comm", "hidden"))
+    scale = (step - exposed) / (own["step"] - own["exposed_comm"])
+    phases = {name: own[name] * scale for name in PHASES}
+    return with_shares({**phases, "step": step, "exposed_comm": exposed, "hidden": hidden})
+
+
+def with_shares(found):
+    """Adds shares in percent."""
+    found["exposed"], found["comm"] = found["exposed_comm"], found["exposed_comm"] + found["hidden"]
+    found["overlap"] = 100 * found["hidden"] / found["comm"]
     found |= {f"{phase} share": 100 * found[phase] / found["step"] for phase in PHASES}
     return {**found, "exposed share": found["exposed_comm share"]}
+
+
+def exposed_truth(report, found):
+    """The two parts of what is exposed, as the accounts have them: these add up to it."""
+    accounts = defaultdict(float)
+    for row in report["lost"]["accounts"]:
+        accounts[row["account"]] += 1e3 * row["seconds"] / (WORLD * found["steps"])
+    waiting, transfer = accounts["waiting"] + accounts["jitter"], accounts["transfer"]
+    assert waiting + transfer == pytest.approx(found["exposed"], rel=1e-6)
+    assert min(waiting, transfer) > 0.05 * found["exposed"]
+    return {"waiting": waiting, "transfer": transfer}
 
 
 def agree(place, shown, truth, least):
@@ -140,8 +186,9 @@ def per_rank(lines, names):
 
 def header(text):
     return searched(
-        text, step="step N ms", overlap="overlap N %", exposed="exposed N ms", exposed_share=r"ms \(N % of step\)"
-    )
+        text, step="step N ms", overlap="overlap N %", exposed="exposed N ±", exposed_share=r"ms \(N % of step\)",
+        steps="[0-9]+ of N steps timed in full",
+    )  # fmt: skip
 
 
 TABLE = ("", "step", "late", "wait", "overlap", "exposed")
@@ -271,7 +318,9 @@ def test_plain_lines(recording, truth, capsys):
     replay_lines(Recording(recording))
     lines = capsys.readouterr().out.partition("\nincidents")[0].splitlines()
     _, _, step, overlap, _, exposed, *_ = lines[-1].split()
-    agree("plain line", [("step", step), ("overlap", overlap), ("exposed", exposed)], truth, 3)
+    exposed, full = exposed.partition("±")[0], lines[-1].split()[6]
+    shown = [("step", step), ("overlap", overlap), ("exposed", exposed), ("steps", full.partition("/")[2])]
+    agree("plain line", shown, truth, 4)
 
 
 def test_json_and_library(recording, truth):
@@ -280,13 +329,16 @@ def test_json_and_library(recording, truth):
     exact = {
         "steps": steps["averaged"], "step": steps["step_ms"], "step p50": steps["step_ms_p50"],
         "step p90": steps["step_ms_p90"], "overlap": 100 * overlap["ratio"], "comm": overlap["comm_ms"],
-        "exposed": overlap["exposed_ms"], **phases,
+        "exposed": overlap["exposed_ms"], "waiting": overlap["waiting_ms"], "transfer": overlap["transfer_ms"],
+        **phases,
     }  # fmt: skip
     for row in report["ranks"]:
         own = {"step": row["step_ms"], "overlap": 100 * row["overlap"], "exposed": row["exposed_ms"]}
         own |= {"late": row["late_ms_p50"], "wait": row["wait_ms_p50"]}
         exact |= {f"{row['rank']} {name}": value for name, value in own.items()}
-    assert exact == pytest.approx({name: truth[name] for name in exact}, rel=1e-12)
+    assert exact == pytest.approx({name: truth[name] for name in exact}, rel=1e-6)  # accounts are in whole ns
+    assert overlap["waiting_ms"] + overlap["transfer_ms"] == pytest.approx(overlap["exposed_ms"], rel=1e-12)
+    assert overlap["unsplit_ms"] == 0
     assert sum(phases.values()) == pytest.approx(steps["step_ms"], rel=1e-12)
     assert phases["exposed_comm"] == overlap["exposed_ms"] <= overlap["comm_ms"]
     assert fmean(row["exposed_ms"] for row in report["ranks"]) == pytest.approx(overlap["exposed_ms"], rel=1e-12)
@@ -322,19 +374,38 @@ def test_reports(recording, truth, tmp_path):
     report = report_of(recording)
     text, markdown = render_report(report), re.sub(r"[|*\\\\]", "", render_markdown(report))
     shown = searched(
-        text, step_p50="p50 N ms", step_p90="p90 N ms", step="\nstep N ms", overlap="overlap N %",
-        comm="communication N ms", exposed="of that exposed N ms", steps="the ranks and N steps",
+        text, step_p50="p50 N ms", step_p90="p90 N ms", step="\nstep N ms", overlap="overlap N ±",
+        comm="% of N ms", exposed="exposed communication N ±", waiting=r"ms \(N waiting", transfer=r"\+ N transfer",
+        steps="mean of all N steps",
     )  # fmt: skip
-    agree("text", [*shown, *in_both(text)], truth, 20)
+    agree("text", [*shown, *in_both(text)], truth, 23)
+    assert_adds_up(text)
     shown = searched(
-        markdown, step="Mean step N ms", step_p50="p50 N ms", step_p90="p90 N ms", overlap="overlap N %",
-        exposed="exposed communication N ms",
+        markdown, step="- step N ms", step_p50="p50 N ms", step_p90="p90 N ms", overlap="overlap N ±",
+        exposed="exposed communication N ±", waiting=r"ms \(N waiting", transfer=r"\+ N transfer",
     )  # fmt: skip
-    agree("Markdown", [*shown, *in_both(markdown)], truth, 19)
+    agree("Markdown", [*shown, *in_both(markdown)], truth, 21)
+    assert_adds_up(markdown)
     for name, page in (("text", text), ("Markdown", markdown)):
         lines = [line for line in page.splitlines() if re.match(r" *\d +node1 ", line)]
         columns = ("step", "late", "wait", "overlap", "exposed", "", "")
         agree(f"ranks of the {name}", per_rank(lines, columns), truth, 5 * WORLD)
+
+
+def assert_adds_up(text):
+    """To the last digit: waiting and transfer, the phases and their shares, and what was lost."""
+    exposed, waiting, transfer = (
+        float(value)
+        for value in re.search(rf"communication {NUMBER} ±.*?\({NUMBER} waiting \+ {NUMBER} tr", text).groups()
+    )
+    assert round(waiting + transfer, 1) == exposed
+    phases = dict(in_both(text))
+    assert phases["exposed_comm"] == f"{exposed:.1f}"
+    step = float(re.search(rf"step {NUMBER} ms", text)[1])
+    assert round(sum(float(phases[phase]) for phase in PHASES), 1) == step
+    assert sum(int(phases[f"{phase} share"]) for phase in PHASES) == 100
+    lost, parts = re.search(rf"{NUMBER} % of {WORLD} ranks × [\d.]+ s lost: (.*)", text).groups()
+    assert round(sum(float(part) for part in re.findall(r"([\d.]+) % ", parts)), 1) == float(lost)
 
 
 def in_both(text):
@@ -348,7 +419,8 @@ def in_both(text):
     return found
 
 
-LABELS = {"steps": "", "communication": "comm"}
+SHOWN = {phase_name(phase): phase for phase in PHASES}
+LABELS = {"communication": "comm"}
 
 
 def test_labels_of_the_html(recording, truth, tmp_path):
@@ -356,9 +428,10 @@ def test_labels_of_the_html(recording, truth, tmp_path):
     write_html(recording, tmp_path / "report.html", Selection())
     page, report = (tmp_path / "report.html").read_text(), report_of(recording).as_json()
     assert json.loads(re.search(r"const DATA = (\{.*\});\n", page)[1])["report"] == json.loads(json.dumps(report))
-    tiles = re.findall(r'\["([\w ]+)", (num|pct)\(r\.(\w+)\.(\w+)\)', page)
-    shown = [(LABELS.get(label, label), in_script(kind, report[part][key])) for label, kind, part, key in tiles]
-    agree("tiles", shown, truth, 6)
+    data = json.loads(re.search(r"const DATA = (\{.*\});\n", page)[1])
+    shown = [(LABELS.get(name, name), re.match(NUMBER, text)[0]) for name, text in data["tiles"] if " of " not in text]
+    agree("tiles", shown[1:], truth, 8)
+    assert shown[0] == ("steps", str(STEPS))
     ranks = [(f"{row['rank']} {name}", cell) for row in report["ranks"] for name, cell in table_in(page, "ranks", row)]
     agree("ranks of the page", ranks, truth, 5 * WORLD)
     buckets = [
@@ -367,8 +440,7 @@ def test_labels_of_the_html(recording, truth, tmp_path):
         for name, cell in table_in(page, "buckets", row)
     ]
     agree("buckets of the page", buckets, bucket_truth(report), 12)
-    phases = re.search(r'table\("phases", \["phase", "ms", "share"\], Object.entries\(r.(\w+)\)', page)[1]
-    agree("phases of the page", [(name, in_script("num", value)) for name, value in report[phases].items()], truth, 7)
+    agree("phases of the page", [(SHOWN[name], ms) for name, ms, _ in data["phases"]], truth, 7)
 
 
 def table_in(page, table, row):
@@ -513,7 +585,7 @@ async def check_list(pilot, app, rows):
 
 
 async def test_comparison(recording, truth):
-    """Its figures are medians over the steps, and say so."""
+    """Those of the dashboard are medians over the steps, and say so."""
     result = compare_recordings([recording, recording])
     first = result.runs[0].as_json()
     assert first["step_ms_p50"] == pytest.approx(truth["step p50"])
@@ -528,7 +600,11 @@ async def test_comparison(recording, truth):
     names = {"step ms": "step", "optim": "optimizer", **{phase_name(phase): phase for phase in PHASES}}
     values = {**first["phases_ms_p50"], "step": first["step_ms_p50"], "overlap": 100 * first["overlap_p50"]}
     line = re.compile(rf"^ *({'|'.join((*names, 'overlap'))}) +{NUMBER}(?: %)? +{NUMBER}", re.MULTILINE)
-    for place, shown in (("Compare", text), ("compare", render_compare(result))):
-        assert "p50" in shown
-        cells = [(names.get(name, name), cell) for name, *both in line.findall(shown) for cell in both]
-        agree(place, cells, values, 2 * len(values))
+    assert "p50" in text
+    cells = [(names.get(name, name), cell) for name, *both in line.findall(text) for cell in both]
+    agree("Compare", cells, values, 2 * len(values))
+    lines = re.findall(rf"^ *([\w: ]+?) +{NUMBER}(?: %)? +{NUMBER}", render_compare(result), re.MULTILINE)
+    names = {"step ms": "step", "step p50 ms": "step p50", **SHOWN}
+    names |= {f"exposed: {part}": part for part in ("waiting", "transfer")}
+    cells = [(names.get(name, name), cell) for name, *both in lines for cell in both if name != "lost"]
+    agree("compare", cells, truth, 2 * (len(PHASES) + 6))

@@ -135,8 +135,8 @@ def frame_shown(app, lines):
     yield " run-1 " in lines[0] or f" {overview.run_id} " in lines[0]
     yield len(lines[0]) < 100 or f"{overview.world_size} ranks" in lines[0]
     yield f"{ms(summary.step_ns)} ms" in lines[1]
-    yield f"overlap {percent(summary.overlap)}" in lines[1]
-    yield f"exposed {ms(summary.exposed_ns)} ms" in lines[1]
+    yield f"overlap {percent(summary.estimate.overlap)}" in lines[1]
+    yield f"exposed {ms(summary.exposed_ns)} " in lines[1]
     slowest = overview.slowest
     yield slowest is None or f"{slowest.ranks[0]} +{three_digits(slowest.evidence.late_ms)} ms" in lines[1]
     verdict = " ".join(" ".join(lines[2:6]).split())

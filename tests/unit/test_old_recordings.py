@@ -1,6 +1,6 @@
 """A recording in the format of 0.1: a job of two ranks with a slow backward on rank 1, packed by node from step 30.
 
-Every later version must read it. Its figures are those that 0.1 printed.
+Every later version must read it. Its figures are those that 0.1 printed, but for means: they are now of all steps.
 """
 
 from __future__ import annotations

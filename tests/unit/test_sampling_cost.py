@@ -90,15 +90,6 @@ def test_it_does_so_where_few_steps_are_watched(extra_ms: float, period: int, wa
     assert 0.75 <= cost.pairs / (64 * period * (1 / watched - 1 / period)) <= 1
 
 
-@pytest.mark.parametrize(("period", "of"), [(4, 64), (64, 64), (128, 512), (256, 512), (512, 512)])
-def test_the_full_steps_among_the_newest_are_counted(period: int, of: int) -> None:
-    """Among more steps where few are full: they would mostly be none of 64."""
-    meter = CostMeter()
-    for number in range(4096):
-        meter.add_step(step(number, 0, "ok" if number % period == 0 else "shadow", None))
-        assert meter.newest_full() == (of / period, of) or number < 1024
-
-
 def test_it_stays_known_while_a_viewer_comes_and_goes() -> None:
     """Most steps change their level then, and at first only the comparisons from before are enough."""
     meter, schedule = CostMeter(), SamplingSchedule()

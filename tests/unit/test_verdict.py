@@ -26,13 +26,13 @@ class TestSummary:
         assert summary.count == 19  # without warm-up
         assert summary.rate == pytest.approx(10)
         assert (summary.step_ns, summary.exposed_ns) == (100 * MS, 10 * MS)
-        assert summary.overlap == pytest.approx(20 / 30)
+        assert summary.estimate.overlap == pytest.approx(20 / 30)
         assert summary.cost == pytest.approx(0.002)
         assert sum(summary.ranks[0].phases_ns.values()) == 100 * MS
 
     def test_no_step_no_figure(self):
         summary = summarise([])
-        assert (summary.count, summary.step_ns, summary.overlap) == (0, None, None)
+        assert (summary.count, summary.step_ns, summary.estimate.overlap) == (0, None, None)
 
     def test_ranks_that_cannot_be_compared_have_no_lateness(self):
         steps = [step(rank, n, 40 * rank) for n in range(20) for rank in range(2)]

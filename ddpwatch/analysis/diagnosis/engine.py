@@ -29,6 +29,7 @@ from ddpwatch.analysis.diagnosis.standing import Standing, is_costly, rejoined
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step, next_step_for
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
+from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.launch_skew import common_keys
 from ddpwatch.analysis.placement import Placement
@@ -354,6 +355,10 @@ class Diagnosis:
             self._looked = _Look(late, sorted(found, key=lambda incident: -incident.cost_ns))
         return self._looked
 
+    def estimate(self) -> Estimate:
+        """Returns what holds for all steps so far."""
+        return self._ledger.estimator.estimate()
+
     def slowest(self) -> Incident | None:
         """Returns the late rank that costs most of a step at the moment."""
         return max(self._look().late, key=_gain, default=None)
@@ -361,7 +366,7 @@ class Diagnosis:
     def lost(self) -> LostTime:
         """Returns where the rank-time went so far."""
         ledger, incidents = self._ledger, self._look().found
-        rest, waits = Counter(ledger.accounts), ledger.waits.total()
+        rest, waits = ledger.as_estimated(), ledger.waits.total()
         waiting: Counter[tuple[int, str]] = Counter()
         for incident in incidents:
             if len(incident.ranks) != 1 or incident.kind in ("hang", "death"):

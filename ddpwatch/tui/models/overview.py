@@ -101,7 +101,7 @@ class RankLine:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What every view knows of the run. ``lanes`` is the step shown, ``newest_full`` of `CostMeter.newest_full`.
+    """What every view knows of the run. ``lanes`` is the step shown.
 
     Attributes:
         diagnosed: The run's incidents and lost time; in a replay those of the whole recording.
@@ -125,7 +125,6 @@ class Overview:
     newest_step: int | None = None
     summary: Summary = field(default_factory=Summary)
     cost: Cost | None = None
-    newest_full: tuple[int, int] = (0, 0)
     verdict: Verdict = field(default_factory=lambda: Verdict("starting", "none", ""))
     facts: VerdictFacts | None = None
     standstill_ns: int | None = None
@@ -207,7 +206,6 @@ class OverviewBuilder:
             newest_step=newest.step if newest else None,
             summary=summary,
             cost=self._cost,
-            newest_full=state.cost.newest_full(),
             verdict=verdict,
             facts=verdict_facts(verdict.incident, state, hosts),
             standstill_ns=standstill_ns(diagnosed.incidents, state),
@@ -255,12 +253,12 @@ class OverviewBuilder:
 
     def summary(self, state: RunState, at_rest: bool = False) -> Summary:
         """Returns figures over the newest steps, renewed twice a second by the state's clock, or at once at rest."""
-        recent = state.recent()
-        key = (recent[-1].step, len(recent), len(state.ranks)) if recent else ()
-        due = at_rest or not 0 <= state.now_ns - self._at_ns < SUMMARY_NS or len(recent) < ENOUGH_STEPS
+        steps = state.window()
+        key = (steps[-1].step, len(steps), len(state.ranks)) if steps else ()
+        due = at_rest or not 0 <= state.now_ns - self._at_ns < SUMMARY_NS or len(steps) < ENOUGH_STEPS
         if key != self._key and due:
             self._key, self._at_ns = key, state.now_ns
-            self._summary = self._summariser.summarise(recent)
+            self._summary = self._summariser.summarise(steps)
             self._cost = state.cost.cost()
         return self._summary
 

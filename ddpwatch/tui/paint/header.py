@@ -9,7 +9,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.verdict import Severity
-from ddpwatch.common.text import UNKNOWN, ms, percent, size, three_digits, with_unit
+from ddpwatch.common.text import UNKNOWN, ms, percent, plus_minus, size, three_digits, with_unit
 from ddpwatch.recording.seek import duration_text
 from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
 from ddpwatch.tui.models.overview import Link, LinkState, Overview
@@ -201,7 +201,11 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
     newest = [point for point in model.history[-NEW_STEPS:] if point.complete]
     share = summary.exposed_ns / summary.step_ns if summary.exposed_ns is not None and summary.step_ns else None
     step, rate = with_unit(ms(summary.step_ns), "ms"), with_unit(three_digits(summary.rate), "it/s")
-    overlap, exposed = f"overlap {percent(summary.overlap)}", f"exposed {with_unit(ms(summary.exposed_ns), 'ms')}"
+    known = summary.estimate
+    overlap, exposed = f"overlap {percent(known.overlap)}", f"exposed {with_unit(ms(known.exposed_ns), 'ms')}"
+    surely = f"exposed {with_unit(plus_minus(ms(known.exposed_ns), ms(known.exposed_reach_ns)), 'ms')}"
+    if known.too_few:
+        surely = f"{exposed} (too few steps)"
     in_full, in_short = (f" ({percent(share)} of step)", f" {percent(share)}") if share is not None else ("", "")
     of_steps, of_timed = (("faint" if is_old else "strong") for is_old in model.stale)
     style = "faint" if model.stale.timed else "text" if share is None or share < 0.1 else "warn"
@@ -209,7 +213,7 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
         Field(f"step {step}", step, 0, of_steps, _spark([point.step_ns for point in newest], cells)),
         Field(rate, rate, 3, of_steps) if model.standstill_ns is None else _standstill(model.standstill_ns),
         Field(overlap, overlap, 1, of_timed, _spark([point.overlap for point in newest], cells, 1.0)),
-        Field(exposed + in_full, exposed + in_short, 1, style, _spark([point.exposed_ns for point in newest], cells)),
+        Field(surely + in_full, exposed + in_short, 1, style, _spark([point.exposed_ns for point in newest], cells)),
         _slowest(model, _spark([point.late_ns for point in newest], cells)),
         *(_health(model) if width >= _ROOMY else ()),
     ]
@@ -229,7 +233,7 @@ def _health(model: Overview) -> list[Field]:
 
 def _sampling(model: Overview) -> Field:
     """Returns how many of the newest steps are timed in full."""
-    full, steps = model.newest_full
+    full, steps = model.summary.estimate.full, model.summary.estimate.steps
     if not steps:
         return Field("", "", 2)
     return Field(f"{full} of {steps} steps timed in full", f"{full}/{steps} in full", 2)

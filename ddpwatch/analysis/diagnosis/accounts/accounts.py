@@ -7,7 +7,7 @@ wire, it would have been waiting all the same. In a light step no completion is 
 where waiting ends.
 
 Of a bare step only the duration is known: it is split like a watched one that took about as long, and rather like
-a newer one.
+a newer one. In the end, what is exposed adds up to what is estimated of all steps (`ddpwatch.analysis.estimate`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.buffers import NOBODY, waits_for_buffers
 from ddpwatch.analysis.diagnosis.incident import AccountName
+from ddpwatch.analysis.digest import share_of
+from ddpwatch.analysis.estimate import Estimator, StepShare
 from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
 from ddpwatch.analysis.means import summed
 from ddpwatch.analysis.step import BucketKey, claims_of, split
@@ -57,6 +60,7 @@ _KEYS: dict[str, AccountKey] = {
 }
 TRANSFER: AccountKey = ("transfer", "exposed_comm")
 EXPOSED: AccountKey = ("exposed", "exposed_comm")  # waiting or transfer, which cannot be distinguished
+OTHER: AccountKey = _KEYS["other"]
 _STARTUP: AccountKey = ("startup", "")
 BARE: AccountKey = ("other", "unwatched")
 _UNSEEN: AccountKey = ("other", "unseen")
@@ -164,6 +168,7 @@ class Ledger:
     Attributes:
         waits: By the rank that was waited for (ns).
         watched_ns: Rank-time of watched steps.
+        estimator: Of all steps but warm-up and aborted ones.
     """
 
     def __init__(self) -> None:
@@ -171,6 +176,9 @@ class Ledger:
         self._pending: list[dict[AccountKey, int]] = []  # not in there yet: columns are summed faster
         self.waits: Counter[int] = Counter()
         self.watched_ns = 0
+        self.estimator = Estimator()
+        self._paused: Counter[AccountKey] = Counter()  # by what a rank would have done meanwhile
+        self._beyond: deque[float] = deque(maxlen=REFERENCES)  # see `_without_copies`
         self._ends: dict[int, int] = {}  # of each rank's newest step, absolute
         self._numbers: dict[int, int] = {}  # each rank's own count
         self._marks: dict[int, deque[tuple[str, int, int]]] = {}
@@ -188,6 +196,21 @@ class Ledger:
         for key, ns in summed(self._pending).items():
             self._accounts[key] += ns
         self._pending.clear()
+
+    def as_estimated(self) -> Counter[AccountKey]:
+        """Returns all but the waits, so that they add up to what is estimated of all steps; "other" is the rest."""
+        accounts, found = Counter(self.accounts), self.estimator.estimate()
+        total = accounts.total()
+        wanted = {_KEYS[phase]: ns for phase, ns in found.phases_ns.items() if phase not in ("exposed_comm", "other")}
+        wanted = {key: max(0.0, ns * found.rank_steps - self._paused[key]) for key, ns in wanted.items()}
+        if found.transfer_ns is not None and found.unsplit_ns is not None:
+            wanted[TRANSFER] = found.transfer_ns * found.rank_steps
+            wanted[EXPOSED] = found.unsplit_ns * found.rank_steps
+        accounts.update({key: round(ns) - accounts[key] for key, ns in wanted.items()})
+        accounts[OTHER] += total - accounts.total()
+        if accounts[OTHER] < 0:
+            return Counter(self.accounts)
+        return accounts
 
     @property
     def rank_ns(self) -> int:
@@ -215,7 +238,7 @@ class Ledger:
         if across.counted:
             self._split_watched(across, found, pauses)
         else:
-            self._split_other(steps, found)
+            self._split_other(across, steps, found)
         self._add_gaps(steps, pauses)
         self._pending.append(found.accounts)
         if len(self._pending) >= MOST_PENDING:
@@ -269,12 +292,30 @@ class Ledger:
                     _add_ns(waits, waited[last].awaited if held_up else last, ns)
                 transferred += part.transfer
                 unknown += part.unknown
-        spent = summed(rows)
+        share = share_of(across, sum(waits.values()), transferred, unknown)
+        across.share = share
+        self.estimator.add_share(share)
+        spent = dict(share.phases or {})
+        if pauses:
+            unpaused, spent = spent, summed(rows)
+            self._paused.update({_KEYS[phase]: ns - spent[phase] for phase, ns in unpaused.items() if phase in _KEYS})
         spent.pop("exposed_comm", None)
+        if share.exposed is not None:
+            self._beyond.append((share.waited - share.exposed) / share.ranks)
+        else:
+            transferred, unknown, beyond = self._without_copies(transferred, unknown, share.ranks)
+            spent["other"] = spent.get("other", 0) + beyond
         found.accounts = {_KEYS[phase]: ns for phase, ns in spent.items() if ns}
         found.accounts[TRANSFER], found.accounts[EXPOSED] = transferred, unknown
         self.watched_ns += found.total
         self._refer(found, len(across))
+
+    def _without_copies(self, transferred: int, unknown: int, ranks: int) -> tuple[int, int, int]:
+        """Returns transfers without what full steps show that ranks wait beyond them, such as copies of results."""
+        beyond = fmean(self._beyond) * ranks if self._beyond else 0.0
+        beyond = max(0, min(int(beyond), transferred + unknown))
+        of_unknown = beyond * unknown // max(transferred + unknown, 1)
+        return transferred - beyond + of_unknown, unknown - of_unknown, beyond
 
     def _refer(self, found: StepSplit, ranks: int) -> None:
         """Keeps a watched step, for bare ones that are like it."""
@@ -285,8 +326,9 @@ class Ledger:
             self._references.append((mean, found))
             self._usual.add_value(mean)
 
-    def _split_other(self, steps: Sequence[Step], found: StepSplit) -> None:
+    def _split_other(self, across: StepAcrossRanks, steps: Sequence[Step], found: StepSplit) -> None:
         """Splits a step that does not count."""
+        share = across.share = StepShare(across.step, len(steps), found.total)
         statuses = {step.status for step in steps}
         if "warmup" in statuses or not self._references:
             found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] = found.total
@@ -296,7 +338,14 @@ class Ledger:
             mean = found.total / len(steps)
             mean_like, like = self._most_like(mean)
             found.like = like.step
-            _split_rest(found, steps, mean_like, _scale(like, found))
+            beyond = _scale(like, found)
+            alike = sum(found.waits.values())
+            _split_rest(found, steps, mean_like, beyond)
+            waiting = sum(found.waits.values())
+            extra = waiting - alike
+            share = across.share = share._replace(waiting=waiting, beyond=(extra, beyond - extra))
+        if across.ordinary:
+            self.estimator.add_share(share)
         if all(is_watched(status) for status in statuses):
             self.watched_ns += found.total
 

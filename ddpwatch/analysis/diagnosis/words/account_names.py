@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _NAMES = {
     "jitter": "waiting for a varying last rank", "transfer": "exposed transfer",
-    "exposed": "exposed communication", "startup": "warm-up",
+    "exposed": "exposed: waiting or transfer", "startup": "warm-up",
 }  # fmt: skip
 _OTHER = {
     "between": "gap between optimizer and forward", "unwatched": "longer in bare steps", "unseen": "not seen",

@@ -13,6 +13,7 @@ from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, ENOUGH_STEPS, W
 from ddpwatch.analysis.diagnosis.words.incident_news import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
 from ddpwatch.analysis.diagnosis.words.wording import how_ended, ranks_named, without
+from ddpwatch.analysis.means import ENOUGH_FULL
 from ddpwatch.analysis.window import Summary
 from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
@@ -150,6 +151,9 @@ def _healthy(
         return Verdict("collecting", "none", f"too few steps to say: {summary.count} of {ENOUGH_STEPS} are measured")
     if not summary.communicates:
         return _without_buckets(ranks, issued)
+    if summary.estimate.too_few:
+        full = summary.estimate.full
+        return Verdict("collecting", "none", f"too few steps to say what is exposed: {full} of {ENOUGH_FULL} are full")
     if summary.exposed_ns is None or not summary.step_ns:
         return Verdict("unmeasured", "none", "completion is not measured here, so overlap is unknown")
     share = summary.exposed_ns / summary.step_ns

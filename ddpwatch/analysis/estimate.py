@@ -1,0 +1,350 @@
+"""Figures that hold for all steps, though only some show them, and how sure they are.
+
+Of every step the duration is known. A watched one also shows its phases and how long its ranks *waited* for
+collectives; a full one how much of its communication was *exposed* and how much *hidden*. Which steps are watched is
+random (`ddpwatch.sampling.schedule`), so this is survey sampling, stratified by time, as more steps may be watched
+while somebody looks, and by duration where a gap separates short steps from long ones.
+
+Exposed communication is what ranks waited, corrected by how much it differs from that in full steps (a two-phase
+difference estimator: Cochran, Sampling Techniques, 12.6). The other phases are scaled to the rest of all steps'
+duration (a ratio estimator), as watching makes a step longer. The interval is the normal theory's, with the correction
+for a finite population: it is about these steps, and has no width if all are full. Neighbours need not be independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from ddpwatch.analysis.means import ENOUGH_FULL, STARTING_STEPS, Means
+from ddpwatch.analysis.step import PHASES
+from ddpwatch.common.statistics import student
+from ddpwatch.common.units import NS_PER_MS
+
+CONFIDENCE = 0.95
+STEPS_PER_BLOCK = 64
+MOST_BLOCKS = 32
+SMALL = 0.02  # of a block's steps: so few of a duration leave a gap
+PER_DOUBLE = 4  # durations from one to its double: a gap is as wide as one of them
+_STARTING = -1000  # the duration of starting steps, far from any other
+_PAIRS = ("xx", "xy", "xh", "yy", "yh", "hh")
+_COUNTS = (
+    "steps", "ranks", "total", "watched", "watched_total", "waited", "full", "full_ranks", "difference", "hidden",
+)  # fmt: skip
+
+
+class StepShare(NamedTuple):
+    """What one step adds to the estimates: sums over its ranks, in ns.
+
+    Attributes:
+        ranks: How many have sent it.
+        total: Their durations.
+        own: What the probe measured of itself; full steps are longer by that at least.
+        waiting: For other ranks, as far as that is known; of a bare step, as much as in one that is like it.
+        transfer: What is exposed besides, of a watched step; ``unsplit`` what may be either.
+        beyond: Of a bare step, by how much it is longer than those that are like it: waits for a rank that
+            paused, and the rest.
+        phases: None if it is not watched. What was not seen of "data" is in "between" (``data_unseen``).
+        waited: How long ranks had nothing to do but wait for collectives, copies of their results included.
+        exposed, hidden: The communication's two parts; None if not all of it was timed.
+    """
+
+    step: int
+    ranks: int
+    total: int
+    own: int = 0
+    waiting: int = 0
+    transfer: int = 0
+    unsplit: int = 0
+    beyond: tuple[int, int] = (0, 0)
+    phases: Mapping[str, int] | None = None
+    data_unseen: bool = False
+    waited: int = 0
+    exposed: int | None = None
+    hidden: int | None = None
+
+    @property
+    def duration(self) -> int:
+        """Its duration on a scale of `PER_DOUBLE`; the starting steps have one of their own."""
+        if self.step < STARTING_STEPS:
+            return _STARTING
+        return round(PER_DOUBLE * math.log2(max(self.total - self.own, self.ranks) / self.ranks))
+
+
+class Estimate(NamedTuple):
+    """Means over all steps and ranks but warm-up and aborted ones (ns); None if not known.
+
+    Attributes:
+        steps: How many steps that are; ``rank_steps`` counts each as often as it has ranks.
+        watched, full: How many of these show phases, and communication.
+        phases_ns: They add up to ``step_ns``. Where no completion is timed, "exposed_comm" is what ranks waited.
+        waiting_ns, transfer_ns, unsplit_ns: These add up to ``exposed_ns``; the last is what clocks cannot split.
+        exposed_reach_ns, overlap_reach: Half the width of the 95 % interval.
+    """
+
+    steps: int = 0
+    watched: int = 0
+    full: int = 0
+    rank_steps: int = 0
+    step_ns: float | None = None
+    phases_ns: Mapping[str, float] = {}
+    comm_ns: float | None = None
+    exposed_ns: float | None = None
+    overlap: float | None = None
+    waiting_ns: float | None = None
+    transfer_ns: float | None = None
+    unsplit_ns: float | None = None
+    exposed_reach_ns: float | None = None
+    overlap_reach: float | None = None
+
+    @property
+    def means(self) -> Means:
+        """Its means, beside which those of ranks stand."""
+        return Means(self.step_ns, self.phases_ns, self.comm_ns, self.exposed_ns)
+
+    @property
+    def too_few(self) -> bool:
+        """Whether there are full steps, but not enough for what only they show."""
+        return 0 < self.full < ENOUGH_FULL
+
+
+NOT_KNOWN = Estimate()
+
+
+@dataclass(slots=True)
+class _Stratum:
+    """Sums over steps that are alike, over ranks in ns.
+
+    Attributes:
+        spread: Sums of means over ranks, in ms, and of their products: what ranks waited in watched steps (``w``,
+            ``ww``), and in full ones that (``x``), the difference (``y``) and what was hidden (``h``).
+        full_ranks: Of full steps, how many ranks they have in all; the others accordingly.
+        difference: Of full steps, what is exposed less what ranks waited.
+    """
+
+    steps: int = 0
+    ranks: int = 0
+    total: int = 0
+    watched: int = 0
+    watched_total: int = 0
+    waited: int = 0
+    phases: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    full: int = 0
+    full_ranks: int = 0
+    difference: int = 0
+    hidden: int = 0
+    spread: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("w", "ww", "x", "y", "h", *_PAIRS), 0.0))
+
+    def add_share(self, share: StepShare) -> None:
+        """Adds one step."""
+        total = share.total - sum(share.beyond)
+        self.steps += 1
+        self.ranks += share.ranks
+        self.total += total
+        if share.phases is None:
+            return
+        self.watched += 1
+        self.watched_total += total
+        self.waited += share.waited
+        for phase, ns in share.phases.items():
+            self.phases[phase] += ns
+        unit = share.ranks * NS_PER_MS
+        waited, spread = share.waited / unit, self.spread
+        spread["w"] += waited
+        spread["ww"] += waited * waited
+        if share.exposed is None or share.hidden is None:
+            return
+        self.full += 1
+        self.full_ranks += share.ranks
+        self.difference += share.exposed - share.waited
+        self.hidden += share.hidden
+        values = {"x": waited, "y": (share.exposed - share.waited) / unit, "h": share.hidden / unit}
+        for pair in _PAIRS:
+            spread[pair] += values[pair[0]] * values[pair[1]]
+        for name, value in values.items():
+            spread[name] += value
+
+    def merge(self, other: _Stratum) -> None:
+        """Adds another's steps."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for phase, ns in other.phases.items():
+            self.phases[phase] += ns
+        for name, product in other.spread.items():
+            self.spread[name] += product
+
+    def enough(self, timed: bool) -> bool:
+        """Returns whether its figures have a spread. ``timed``: also those of full steps."""
+        return self.watched >= ENOUGH_FULL and (not timed or self.full >= ENOUGH_FULL)
+
+    def variance(self, x: float, y: float, h: float) -> float:
+        """Returns the variance of the sum, over its steps, of so many times the three figures of a step (ms²)."""
+        steps = self.steps
+        if steps <= self.full or self.full < ENOUGH_FULL:
+            return 0.0
+        of = {pair: _covariance(self.spread, pair, self.full) for pair in _PAIRS}
+        first = x * x * _covariance(self.spread, "ww", self.watched)
+        first += 2 * max(0.0, x * (y * of["xy"] + h * of["xh"]))
+        second = y * y * of["yy"] + 2 * y * h * of["yh"] + h * h * of["hh"]
+        return steps * ((steps / self.watched - 1) * max(first, 0.0) + (steps / self.full - 1) * max(second, 0.0))
+
+
+def _covariance(sums: Mapping[str, float], pair: str, count: int) -> float:
+    return (sums[pair] - sums[pair[0]] * sums[pair[1]] / count) / (count - 1)
+
+
+_Durations = dict[int, _Stratum]
+
+
+class Estimator:
+    """Takes step after step, and estimates at any time. Its memory is bounded."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Durations] = {}  # by time
+        self._stride = STEPS_PER_BLOCK
+        self._waiting = self._transfer = self._unsplit = 0
+        self._beyond = [0, 0]
+        self._data_unseen = False
+
+    def add_share(self, share: StepShare) -> None:
+        """Adds a step that is neither warm-up nor aborted."""
+        block = self._blocks.setdefault(share.step // self._stride, {})
+        stratum = block.get(key := share.duration)
+        if stratum is None:
+            stratum = block[key] = _Stratum()
+        stratum.add_share(share)
+        self._waiting += share.waiting
+        for place, ns in enumerate(share.beyond):
+            self._beyond[place] += ns
+        if share.phases is not None:
+            self._unsplit += share.unsplit
+            self._transfer += share.transfer
+            self._data_unseen = self._data_unseen or share.data_unseen
+        if len(self._blocks) > MOST_BLOCKS:
+            self._stride *= 2
+            blocks, self._blocks = self._blocks, {}
+            for number, durations in blocks.items():
+                _merge(self._blocks.setdefault(number // 2, {}), durations)
+
+    def estimate(self) -> Estimate:
+        """Returns what is known so far."""
+        every = [stratum for block in self._blocks.values() for stratum in block.values()]
+        steps, ranks = sum([one.steps for one in every]), sum([one.ranks for one in every])
+        watched, full = sum([one.watched for one in every]), sum([one.full for one in every])
+        if not ranks:
+            return NOT_KNOWN
+        step_ns = (sum([one.total for one in every]) + sum(self._beyond)) / ranks
+        found = Estimate(steps, watched, full, ranks, step_ns)
+        if not watched:
+            return found
+        strata = self._strata(timed=full >= ENOUGH_FULL)
+        phases = self._phases(strata, ranks)
+        if full < ENOUGH_FULL:
+            return found._replace(phases_ns=phases)
+        return self._with_exposed(found, strata, phases, ranks)
+
+    def _phases(self, strata: list[_Stratum], ranks: int) -> dict[str, float]:
+        """Returns the mean phases; "exposed_comm" is what ranks waited."""
+        sums = dict.fromkeys(PHASES, 0.0)
+        for one in strata:
+            if not one.watched:
+                continue
+            waited = one.waited * one.steps / one.watched
+            own = {**one.phases, "other": one.phases["other"] + one.phases["exposed_comm"] - one.waited}
+            own["exposed_comm"] = 0
+            weight = (one.total - waited) / (one.watched_total - one.waited) if one.watched_total > one.waited else 0.0
+            for phase, ns in own.items():
+                sums[phase] += ns * weight
+            sums["exposed_comm"] += waited
+        sums["exposed_comm"] += self._beyond[0]
+        sums["other"] += self._beyond[1]
+        if self._data_unseen:
+            sums["between"] += sums.pop("data")
+        return {phase: ns / ranks for phase, ns in sums.items()}
+
+    def _with_exposed(self, found: Estimate, strata: list[_Stratum], phases: dict[str, float], ranks: int) -> Estimate:
+        timed = [one for one in strata if one.full]
+        difference = sum([one.ranks / one.full_ranks * one.difference for one in timed]) / ranks
+        hidden = sum([one.ranks / one.full_ranks * one.hidden for one in timed]) / ranks
+        waiting = self._waiting / ranks
+        exposed = max(phases["exposed_comm"] + difference, waiting, 0.0)
+        phases["other"] += phases["exposed_comm"] - exposed
+        phases["exposed_comm"] = exposed
+        comm = exposed + hidden
+        overlap = hidden / comm if comm else None
+        unsplit = self._unsplit / max(self._unsplit + self._transfer, 1) * (exposed - waiting)
+        share = 1.0 if overlap is None else overlap
+        of_overlap = (-share, -share, 1 - share)
+        return found._replace(
+            phases_ns=phases,
+            comm_ns=comm,
+            exposed_ns=exposed,
+            overlap=overlap,
+            waiting_ns=waiting,
+            transfer_ns=exposed - waiting - unsplit,
+            unsplit_ns=unsplit,
+            exposed_reach_ns=_reach(strata, (1.0, 1.0, 0.0)) * NS_PER_MS,
+            overlap_reach=None if overlap is None else _reach(strata, of_overlap) / (comm / NS_PER_MS),
+        )
+
+    def _strata(self, timed: bool) -> list[_Stratum]:
+        """Returns strata that have enough steps: as many blocks together as have."""
+        found: list[_Durations] = []
+        waiting: _Durations = {}
+        for number in sorted(self._blocks):
+            _merge(waiting, self._blocks[number])
+            apart = _apart(waiting)
+            if all(one.enough(timed) for one in apart.values()):
+                found.append(waiting)
+                waiting = {}
+        if waiting:
+            if found:
+                _merge(waiting, found.pop())
+            found.append(waiting)
+        return [stratum for durations in found for stratum in _joined(_apart(durations), timed)]
+
+
+def _merge(into: _Durations, durations: _Durations) -> None:
+    for key, stratum in durations.items():
+        into.setdefault(key, _Stratum()).merge(stratum)
+
+
+def _apart(durations: _Durations) -> _Durations:
+    """Returns strata that a gap separates, by the first duration of each; what lies in a gap is with the nearest."""
+    steps = sum([one.steps for one in durations.values()])
+    common = sorted(key for key, one in durations.items() if one.steps >= SMALL * steps)
+    firsts = {key: key for key in common}
+    for before, key in pairwise(common):
+        if key - before == 1:
+            firsts[key] = firsts[before]
+    found: _Durations = {}
+    for key, one in durations.items():
+        near = min(common, key=lambda other: abs(other - key))
+        found.setdefault(firsts[near], _Stratum()).merge(one)
+    return found
+
+
+def _joined(strata: _Durations, timed: bool) -> list[_Stratum]:
+    """Returns the strata, those with too few steps joined with the one next in duration."""
+    left = sorted(strata.items())
+    while len(left) > 1:
+        poor = next((place for place, (_, one) in enumerate(left) if not one.enough(timed)), None)
+        if poor is None:
+            break
+        key, one = left.pop(poor)
+        near = min(range(len(left)), key=lambda place: abs(left[place][0] - key))
+        left[near][1].merge(one)
+    return [one for _, one in left]
+
+
+def _reach(strata: list[_Stratum], factors: tuple[float, float, float]) -> float:
+    """Returns half the width of the interval of a mean over all steps (ms), by Satterthwaite's degrees of freedom."""
+    variances = [(one.variance(*factors), one.full - 1) for one in strata]
+    variance = sum([each for each, _ in variances])
+    if not variance:
+        return 0.0
+    freedom = variance**2 / sum([each**2 / free for each, free in variances if each])
+    return student(CONFIDENCE, freedom) * math.sqrt(variance) / sum([one.steps for one in strata])

@@ -1,0 +1,78 @@
+"""The figures of a run that every report begins with, for every kind of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddpwatch.analysis.figures import OverlapFigures, Report
+from ddpwatch.analysis.means import ENOUGH_FULL
+from ddpwatch.common.text import UNKNOWN, adding_up, number, percent, plus_minus
+
+
+def step_sentence(report: Report) -> str:
+    """Returns what a step takes, of all steps."""
+    steps = report.steps
+    return (
+        f"step {number(steps.step_ms)} ms (mean of all {steps.averaged} steps but warm-up and aborted ones; "
+        f"p50 {number(steps.step_ms_p50)} ms, p90 {number(steps.step_ms_p90)} ms)"
+    )
+
+
+def exposed_sentence(report: Report) -> str:
+    """Returns what communication adds to a step, and how much of it compute hides."""
+    overlap = report.overlap
+    parts = " + ".join(f"{text} {name}" for name, text in exposed_parts(overlap).items())
+    return (
+        f"exposed communication {_exposed(overlap)} ms{f' ({parts})' if parts else ''}, overlap {_overlap(overlap)} "
+        f"of {number(overlap.comm_ms)} ms; {rests_on(report)}"
+    )
+
+
+def rests_on(report: Report) -> str:
+    """Returns how many steps show communication, or that they are too few."""
+    full, steps = report.steps.full, report.steps.averaged
+    few = f", of {ENOUGH_FULL} needed: too few steps" if 0 < full < ENOUGH_FULL else ""
+    return f"from {full} of {steps} steps{few}"
+
+
+def exposed_parts(overlap: OverlapFigures) -> dict[str, str]:
+    """Returns waiting and transfer (ms), which add up to what is exposed as it is shown, and what may be either."""
+    if overlap.exposed_ms is None:
+        return {}
+    values = {
+        "waiting": overlap.waiting_ms or 0.0,
+        "transfer": overlap.transfer_ms or 0.0,
+        "waiting or transfer": overlap.unsplit_ms or 0.0,
+    }
+    if values["waiting or transfer"] < 0.05:
+        values["transfer"] += values.pop("waiting or transfer")
+    elif values["waiting"] + values["transfer"] < 0.05:
+        values = {"waiting or transfer": overlap.exposed_ms}
+    return dict(zip(values, adding_up(overlap.exposed_ms, list(values.values())), strict=True))
+
+
+def tiles(report: Report) -> Mapping[str, str]:
+    """Returns the figures by name, with their units."""
+    steps, overlap = report.steps, report.overlap
+    return {
+        "steps": str(steps.count),
+        "step": number(steps.step_ms, unit=" ms"),
+        "step p50": number(steps.step_ms_p50, unit=" ms"),
+        "step p90": number(steps.step_ms_p90, unit=" ms"),
+        "overlap": _overlap(overlap),
+        "communication": number(overlap.comm_ms, unit=" ms"),
+        "exposed": f"{_exposed(overlap)} ms",
+        **{name: f"{text} ms" for name, text in exposed_parts(overlap).items()},
+        "communication is": rests_on(report),
+    }
+
+
+def _exposed(overlap: OverlapFigures) -> str:
+    return plus_minus(number(overlap.exposed_ms), number(overlap.exposed_reach_ms))
+
+
+def _overlap(overlap: OverlapFigures) -> str:
+    if overlap.ratio is None:
+        return UNKNOWN
+    ratio, reach = (percent(value).removesuffix(" %") for value in (overlap.ratio, overlap.ratio_reach))
+    return f"{plus_minus(ratio, reach)} %"

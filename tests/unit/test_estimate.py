@@ -1,0 +1,95 @@
+"""Figures that hold for all steps: against jobs of which every step is known, and where too little is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.estimates import JOBS, PERIODS, judged
+from ddpwatch.analysis.estimate import Estimate, Estimator, StepShare
+from ddpwatch.analysis.report_builder import ReportBuilder
+from ddpwatch.analysis.step import PHASES
+from ddpwatch.report.text import render_report
+from ddpwatch.viewer.plain import line
+from tests.support import frames
+from tests.support.frames import MS
+
+RUNS = 10
+
+
+def share(step: int, total: int, waited: int | None = None, exposed: int | None = None, hidden: int = 0) -> StepShare:
+    """One rank's step in ms; without ``waited`` bare, without ``exposed`` a light step."""
+    if waited is None:
+        return StepShare(step, 1, total * MS)
+    phases = dict.fromkeys(PHASES, 0) | {"backward": (total - waited) * MS, "exposed_comm": waited * MS}
+    found = StepShare(step, 1, total * MS, phases=phases, waited=waited * MS)
+    return found if exposed is None else found._replace(exposed=exposed * MS, hidden=hidden * MS)
+
+
+def estimated(*shares: StepShare) -> Estimate:
+    estimator = Estimator()
+    for each in shares:
+        estimator.add_share(each)
+    return estimator.estimate()
+
+
+@pytest.mark.parametrize("percent", PERIODS)
+@pytest.mark.parametrize("draw", JOBS)
+def test_against_the_truth(draw: str, percent: int) -> None:
+    """`benchmarks/estimates.py` has more runs."""
+    found = [judged(draw, percent, 300, seed) for seed in range(RUNS)]
+    assert max(abs(one.step) for one in found) < 0.005
+    assert sum(one.exposed_held for one in found) >= 0.8 * RUNS
+    assert sum(one.overlap_held for one in found) >= 0.8 * RUNS
+
+
+def test_each_stretch_counts_by_its_steps_however_many_of_them_are_watched() -> None:
+    """While somebody looked, all steps were full, and communication was exposed."""
+    looked = [share(number, 100, 20, 20, 10) for number in range(64, 128)]
+    since = [share(number, 100, *((5, 5, 25) if number % 16 == 0 else ())) for number in range(128, 320)]
+    found = estimated(*looked, *since)
+    assert (found.steps, found.full) == (256, 76)
+    assert found.exposed_ns == pytest.approx((20 * 64 + 5 * 192) / 256 * MS)
+    assert found.step_ns == sum(found.phases_ns.values()) == 100 * MS
+
+
+def test_each_length_counts_by_its_steps() -> None:
+    """Of 250 short and 50 long steps, as many of either are watched."""
+    short = [share(20 + 6 * number, 20, *((1, 1, 4) if number % 50 == 0 else ())) for number in range(250)]
+    long = [share(21 + 30 * number, 140, *((40, 40, 9) if number % 10 == 0 else ())) for number in range(50)]
+    found = estimated(*sorted([*short, *long]))
+    assert found.step_ns == pytest.approx(40 * MS)
+    assert found.exposed_ns == pytest.approx((1 * 250 + 40 * 50) / 300 * MS)
+    assert found.exposed_reach_ns == 0
+
+
+def test_what_ranks_wait_beyond_the_communication_is_not_exposed() -> None:
+    """Copies of results, as full steps show."""
+    full = [share(number, 100, 12, 8, 30) for number in range(20, 24)]
+    found = estimated(*full, *(share(number, 104, 16) for number in range(24, 40)))
+    assert found.exposed_ns == pytest.approx((8 * 4 + 12 * 16) / 20 * MS)
+    assert found.phases_ns["other"] == pytest.approx(4 * MS)
+
+
+def test_the_first_steps_count_as_themselves() -> None:
+    found = estimated(
+        *(share(number, 200, 90, 90, 1) for number in range(1, 12)),
+        *(share(number, 100, *((10, 10, 30) if number % 10 == 0 else ())) for number in range(12, 111)),
+    )
+    assert found.exposed_ns == pytest.approx((90 * 11 + 10 * 99) / 110 * MS)
+
+
+def test_too_few_full_steps_are_said() -> None:
+    """Never a figure from one."""
+    shares = [share(number, 100, 10) for number in range(20, 40)]
+    found = estimated(*shares, share(40, 100, 10, 8, 30))
+    assert (found.step_ns, found.exposed_ns, found.overlap, found.too_few) == (100 * MS, None, None, True)
+    assert not estimated(*shares).too_few  # completions may not be measured at all
+    messages = [*frames.run(0), *(frames.light(rank, n) for n in range(1, 20) for rank in (0, 1))]
+    messages += [frames.step(rank, 20) for rank in (0, 1)]
+    builder = ReportBuilder()
+    for message in messages:
+        builder.apply_message(message)
+    assert "exposed communication – ms, overlap – of – ms; from 1 of 20 steps, of 3 needed: too few steps" in (
+        render_report(builder.report())
+    )
+    assert "too few steps" in line(frames.state_of(messages), [])
