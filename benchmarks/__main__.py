@@ -43,6 +43,7 @@ ASKED_FOR = {
     "diagnosis_real": f"{PYTHON} benchmarks/diagnosis.py --real",
     "hosts_cost": f"{PYTHON} benchmarks/hosts_cost.py",
     "whatif": f"{PYTHON} benchmarks/whatif.py",
+    "scale": f"{PYTHON} benchmarks/scale.py",
 }
 PLAN = USUAL | ASKED_FOR
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from operator import attrgetter
 from typing import cast
 
 from ddpwatch.analysis.clock_error import NO_SHIFTS, Shifts, on_one_time_line
@@ -253,9 +254,13 @@ class StepAcrossRanks:
     def row(self, metric: str) -> array[float]:
         """Returns one of `METRICS` for every rank, in the order of the ranks: ns (overlap: a ratio), NaN if unknown."""
         if metric not in self._rows:
-            read = _READERS[metric]
-            values = (read(self, rank) for rank in sorted(self._frames))
-            self._rows[metric] = array("d", [math.nan if value is None else value for value in values])
+            known: Sequence[float | None]
+            ranks = sorted(self._frames)
+            if metric in ("late", "wait"):
+                known = list(map(getattr(self.skew, metric).get, ranks))
+            else:
+                known = [_READERS[metric](found) for found in map(self.figures.__getitem__, ranks)]
+            self._rows[metric] = array("d", [math.nan if value is None else value for value in known])
         return self._rows[metric]
 
     @property
@@ -295,20 +300,19 @@ class StepAcrossRanks:
         if self._forgotten:
             return False
         self._forgotten = True
-        for metric in METRICS:
-            self.row(metric)
+        if self.counted:  # of others, nothing is worked out unless somebody looks
+            for metric in METRICS:
+                self.row(metric)
         self._facts.clear()
         self._figures.known.clear()
         self._skew = None
         return True
 
 
-_READERS: dict[str, Callable[[StepAcrossRanks, int], float | None]] = {
-    "late": StepAcrossRanks.late_ns,
-    "wait": StepAcrossRanks.wait_ns,
-    "step": lambda across, rank: across.figures[rank].step_ns,
-    "exposed": lambda across, rank: across.figures[rank].exposed_ns,
-    "overlap": lambda across, rank: across.figures[rank].overlap,
-    "data": lambda across, rank: across.figures[rank].phases_ns.get("data"),
-    "between": lambda across, rank: across.figures[rank].phases_ns.get("between"),
+_READERS: dict[str, Callable[[StepFigures], float | None]] = {
+    "step": attrgetter("step_ns"),
+    "exposed": attrgetter("exposed_ns"),
+    "overlap": attrgetter("overlap"),
+    "data": lambda figures: figures.phases_ns.get("data"),
+    "between": lambda figures: figures.phases_ns.get("between"),
 }

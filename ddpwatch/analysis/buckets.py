@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple, cast
+
+import numpy as np
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.launch_skew import BucketSkew, common_keys, the_only
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, first_compute
-from ddpwatch.common.statistics import median, p50
+from ddpwatch.common.statistics import p50
 from ddpwatch.wire.messages import ALL_REDUCE, CollectiveOp
 
 Bucket = tuple[int, int, str]  # module, index, use
@@ -198,10 +201,9 @@ def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
         return _uneven_columns(across)
     steps = [across.ranks[rank] for rank in facts]
     origins = list(map(first_compute, steps))
-    issued = [_since(at, [*step.comm_ready, *step.comm_launch]) for at, step in zip(origins, steps, strict=True)]
-    done = [_since(at, step.comm_done) for at, step in zip(origins, steps, strict=True)]
-    stamps, count = _medians(issued), len(keys)
-    medians = stamps[:count], stamps[count:], _medians(done), _medians([fact.exposed for fact in facts.values()])
+    stamps, count = _medians([[*step.comm_ready, *step.comm_launch] for step in steps], origins), len(keys)
+    done, exposed = _medians([step.comm_done for step in steps], origins), _medians(list(map(_exposed, facts.values())))
+    medians = stamps[:count], stamps[count:], done, exposed
     skew, buckets = across.skew, _buckets_of(keys)
     if len(skew.buckets) < count or len(keys.groups) > 1:
         return _columns(across, buckets, steps[-1].comm_bytes, medians, keys)
@@ -293,11 +295,25 @@ def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:
     return [at - origin for at in cast("Sequence[int]", column)]
 
 
-def _medians(columns: Sequence[Sequence[int | None]]) -> list[float | None]:
-    """Returns per bucket the median over the ranks, of a column per rank."""
-    if True in [None in column for column in columns]:
+def _medians(columns: Sequence[Sequence[int | None]], origins: Sequence[int] = ()) -> list[float | None]:
+    """Returns per bucket the median over the ranks, of a column per rank, which counts from the rank's origin."""
+    unknown = [column.count(None) for column in columns]
+    if min(unknown) == len(columns[0]):
+        return [None] * len(columns[0])
+    if len(columns) > 2 and not any(unknown):
+        rows = np.array(columns, np.int64).T
+        ordered = np.sort(rows - np.array(origins) if origins else rows)
+        half, odd = divmod(len(columns), 2)
+        middle: list[float | None] = (
+            ordered[:, half] if odd else (ordered[:, half - 1] + ordered[:, half]) / 2
+        ).tolist()
+        return middle
+    if origins:
+        columns = list(map(_since, origins, columns))
+    if any(unknown):
         return [p50(values) for values in zip(*columns, strict=True)]
-    known = zip(*cast("Sequence[Sequence[int]]", columns), strict=True)
-    if len(columns) == 2:
-        return [(one + other) / 2 for one, other in known]
-    return list(map(median, known))
+    one, other = cast("Sequence[Sequence[int]]", (columns[0], columns[-1]))  # two ranks, or one
+    return [(a + b) / 2 for a, b in zip(one, other, strict=True)]
+
+
+_exposed = attrgetter("exposed")

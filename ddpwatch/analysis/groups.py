@@ -20,26 +20,34 @@ class Groups:
 
     def __init__(self) -> None:
         self.world_size = 0
+        self._members: dict[int, tuple[int, ...]] = {}  # as `members` returned them last
         self._known: dict[int, Group] = {}
         self._of_rank: dict[int, tuple[int, ...]] = {}
 
     def apply_message(self, message: Message) -> None:
         """Takes a hello or a group; ignores all else."""
         if isinstance(message, Hello):
-            self.world_size = max(self.world_size, message.world_size)
+            if message.world_size > self.world_size:
+                self.world_size = message.world_size
+                self._members.pop(DEFAULT_GROUP, None)
         elif isinstance(message, Group):
             if message.id in self._known or len(self._known) < KEEP_GROUPS:
                 self._known[message.id] = message
+                self._members.pop(message.id, None)
             own = self._of_rank.get(message.rank, ())
             if message.id not in own and len(own) < KEEP_GROUPS:
                 self._of_rank[message.rank] = tuple(sorted({*own, message.id}))
 
     def members(self, group: int) -> tuple[int, ...] | None:
         """Returns the global ranks of a group, in ascending order; None if they are not known."""
-        known = self._known.get(group)
-        if known is not None and known.ranks:
-            return tuple(known.ranks)
-        return tuple(range(self.world_size)) if group == DEFAULT_GROUP and self.world_size else None
+        found = self._members.get(group)
+        if found is None:
+            known = self._known.get(group)
+            if known is not None and known.ranks:
+                found = self._members[group] = tuple(known.ranks)
+            elif group == DEFAULT_GROUP and self.world_size:
+                found = self._members[group] = tuple(range(self.world_size))
+        return found
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
         """Returns the ids of the groups that a rank has reported, in ascending order; the default group without any."""

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import repeat
-from operator import attrgetter, sub
+from operator import attrgetter
 from typing import NamedTuple, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from ddpwatch.analysis.clock_error import NO_SHIFTS, ClockErrors, Shifts, on_one_time_line
 from ddpwatch.analysis.groups import Members
@@ -23,6 +27,7 @@ from ddpwatch.analysis.step import BucketKey, BucketKeys, StepFigures, bucket_ke
 from ddpwatch.common.intervals import Intervals, total_within
 from ddpwatch.wire.messages import DEFAULT_GROUP, Step
 
+Stamps = npt.NDArray[np.int64]
 _Stamp = TypeVar("_Stamp", int, int | None)
 
 
@@ -49,8 +54,8 @@ class RankFacts(NamedTuple):
     figures: StepFigures
     keys: BucketKeys
     seqs: tuple[int | None, Sequence[int]]
-    launch: Sequence[int]
-    start: Sequence[int]
+    launch: array[int]
+    start: array[int]
     done: Sequence[int | None]
     exposed: tuple[int | None, ...]
     cost: float | None
@@ -82,9 +87,17 @@ def rank_facts(step: Step, found: StepFigures, offset: int = 0) -> RankFacts:
 
 
 def _absolute(done: Sequence[int | None], start: int) -> Sequence[int | None]:
-    if None in done:
-        return tuple(None if end is None else start + end for end in done)
-    return array("q", [start + end for end in cast("Sequence[int]", done)])
+    if None not in done:
+        return array("q", [start + end for end in cast("Sequence[int]", done)])
+    if done.count(None) == len(done):
+        return _unknown(len(done))
+    return tuple([None if end is None else start + end for end in done])
+
+
+@lru_cache(maxsize=256)
+def _unknown(count: int) -> tuple[None, ...]:
+    """Returns the column of a rank whose completions were not measured, as in most steps."""
+    return (None,) * count
 
 
 def _exposed(starts: Sequence[int], done: Sequence[int | None], exposed: Intervals) -> tuple[int | None, ...]:
@@ -92,6 +105,8 @@ def _exposed(starts: Sequence[int], done: Sequence[int | None], exposed: Interva
 
     Most buckets end before the first exposed interval.
     """
+    if done.count(None) == len(done):
+        return _unknown(len(done))
     first = exposed[0][0] if exposed else math.inf
     buckets = zip(starts, done, strict=True)
     return tuple(
@@ -216,22 +231,21 @@ def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts
     """Compares two ranks or more."""
     ranks = tuple(sorted(facts))
     found = [facts[rank] for rank in ranks]
-    launches = [fact.launch if fact.keys is keys else _aligned(fact.launch, fact, keys) for fact in found]
-    columns = list(zip(*launches, strict=True))
-    first, last = list(map(min, columns)), list(map(max, columns))
-    last_ranks: list[tuple[int, ...]] = [(ranks[column.index(at)],) for column, at in zip(columns, last, strict=True)]
+    launches = _matrix([fact.launch for fact in found], found, keys)
+    first, last = launches.min(axis=0), launches.max(axis=0)
+    last_ranks: list[tuple[int, ...]] = [(ranks[place],) for place in launches.argmax(axis=0).tolist()]
     transfers = _transfers(found, keys, _last_starts(found, keys, last))
     errors, error = dict[int, int](), 0
     if shifts or any(map(_clock_error, found)):
         known = ClockErrors({rank: facts[rank].clock_error for rank in ranks}, shifts)
         errors, error = known.ranks, known.joint
-        last_ranks = [known.may_be_last(column) for column in columns]
+        last_ranks = [known.may_be_last(column) for column in launches.T.tolist()]
         transfers = [None if transfer is None or transfer <= error else transfer for transfer in transfers]
-    rows = map(BucketSkew, first, last, last_ranks, repeat(len(ranks)), transfers)
+    rows = map(BucketSkew, first.tolist(), last.tolist(), last_ranks, repeat(len(ranks)), transfers)
     return LaunchSkew(
         dict(zip(keys, rows, strict=True)),
-        {rank: max(map(sub, row, first)) for rank, row in zip(ranks, launches, strict=True)},
-        {rank: max(map(sub, last, row)) for rank, row in zip(ranks, launches, strict=True)},
+        dict(zip(ranks, (launches - first).max(axis=1).tolist(), strict=True)),
+        dict(zip(ranks, (last - launches).max(axis=1).tolist(), strict=True)),
         dict.fromkeys(ranks, ranks),
         errors,
         error,
@@ -263,27 +277,38 @@ def _numbered_keys(fact: RankFacts) -> list[tuple[BucketKey, int | None]]:
     return [(key, first + offset) for key, offset in zip(fact.keys, offsets, strict=True)]
 
 
+def _matrix(columns: Sequence[array[int]], found: Sequence[RankFacts], keys: tuple[BucketKey, ...]) -> Stamps:
+    """Returns a row per rank of one of their columns, reduced to the given buckets in their order."""
+    if False in [fact.keys is keys for fact in found]:
+        columns = [array("q", _aligned(column, fact, keys)) for column, fact in zip(columns, found, strict=True)]
+    return np.frombuffer(b"".join(columns), np.int64).reshape(len(found), len(keys))
+
+
 def _aligned(column: Sequence[_Stamp], fact: RankFacts, keys: tuple[BucketKey, ...]) -> Sequence[_Stamp]:
     """Returns one of a rank's columns, reduced to the given buckets in their order."""
-    if fact.keys == keys:
+    if fact.keys is keys or fact.keys == keys:
         return column
     positions = {key: position for position, key in enumerate(fact.keys)}
     return [column[positions[key]] for key in keys]
 
 
-def _last_starts(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], launches: Sequence[int]) -> Sequence[int]:
+def _last_starts(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], launches: Stamps) -> Stamps:
     """Returns per bucket the latest start, which is the latest launch where no start is known."""
     if False not in [fact.start is fact.launch for fact in found]:
         return launches
-    return list(map(max, zip(*(_aligned(fact.start, fact, keys) for fact in found), strict=True)))
+    starts: Stamps = _matrix([fact.start for fact in found], found, keys).max(axis=0)
+    return starts
 
 
-def _transfers(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], last: Sequence[int]) -> list[int | None]:
-    rows = [fact.done if fact.keys is keys else _aligned(fact.done, fact, keys) for fact in found]
-    columns = zip(*rows, strict=True)
-    if None not in [fact.figures.comm_ns for fact in found]:
-        return list(map(sub, map(max, cast("Iterator[tuple[int, ...]]", columns)), last))
+def _transfers(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], last: Stamps) -> list[int | None]:
+    rows = [fact.done for fact in found]
+    if False not in [isinstance(row, array) for row in rows]:
+        transfers: list[int | None] = (_matrix(cast("list[array[int]]", rows), found, keys).max(axis=0) - last).tolist()
+        return transfers
+    if any(row is _unknown(len(row)) for row in rows):
+        return [None] * len(keys)
+    columns = zip(*[_aligned(fact.done, fact, keys) for fact in found], strict=True)
     return [
         None if None in done else max(cast("tuple[int, ...]", done)) - at
-        for done, at in zip(columns, last, strict=True)
+        for done, at in zip(columns, last.tolist(), strict=True)
     ]

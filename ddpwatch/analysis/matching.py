@@ -101,7 +101,7 @@ class StepMatcher:
         self._groups: dict[int, int] = {}  # in which a rank issued the first collective of its newest step
         self._offsets: dict[int, int] = {}  # the run's number less the rank's own
         self._ranks: dict[int, list[int]] = {}  # by group, a heap; with some that have left it
-        self._held: dict[int, deque[Step]] = {}
+        self._held: dict[int, deque[Step]] = {}  # of the ranks that wait for their lead
         self._gone: set[int] = set()
         self._seqs: dict[int, int | None] = {}  # of each rank's newest step: what does not count is no number
 
@@ -119,21 +119,20 @@ class StepMatcher:
             self._groups[rank] = group
             self._gone.discard(rank)
         held = self._held.get(rank)
-        if held is None:
-            held = self._held[rank] = deque()
         lead = self._leads.get(group)
         follows = lead is not None and lead.rank < rank and lead.rank not in self._gone
-        if follows and not held and not self._has_to_wait(step):  # as nearly always; what comes below does the same
+        if follows and held is None and not self._has_to_wait(step):  # as nearly always; what follows does the same
             number = self._number_of(step)
             return [] if number is None else [(number, step)]
+        if held is None:
+            held = self._held[rank] = deque()
         held.append(step)
         if self._takes_the_lead(rank, group):
             self._leads.setdefault(group, _Lead(rank)).hand_over(rank)
         found = self._released(rank, at_least=int(_is_overdue(held)))
         if (lead := self._leads.get(group)) is not None and lead.rank == rank:
-            for follower, others in self._held.items():
-                if others:
-                    found += self._released(follower)
+            for follower in list(self._held):
+                found += self._released(follower)
         return found
 
     def leave(self, rank: int) -> list[NumberedStep]:
@@ -143,7 +142,7 @@ class StepMatcher:
         for group, lead in self._leads.items():
             if lead.rank == rank:
                 lead.hand_over(self._lowest_of(group, rank))
-                for peer in sorted(peer for peer, held in self._held.items() if held and self._groups[peer] == group):
+                for peer in sorted(peer for peer in self._held if self._groups[peer] == group):
                     found += self._released(peer)
         return found
 
@@ -184,6 +183,8 @@ class StepMatcher:
             step = held.popleft()
             if (number := self._number_of(step)) is not None:
                 found.append((number, step))
+        if not held:
+            del self._held[rank]
         return found
 
     def _has_to_wait(self, step: Step) -> bool:

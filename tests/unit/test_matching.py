@@ -171,3 +171,15 @@ def test_a_group_that_does_not_count_numbers_nothing(order: list[int]) -> None:
     found = numbered(sent)
     assert all(number == count for (_, count), number in found.items())
     assert len(found) == 2 * STEPS
+
+
+def test_where_a_lead_leaves_only_ranks_that_wait_are_looked_at() -> None:
+    matcher = StepMatcher(members)
+    for rank in (2, 1, 3):
+        assert matcher.add_step(synced(rank, 0, 0)) == []
+    assert list(matcher._held) == [2, 1, 3]
+    assert [(number, one.rank) for number, one in matcher.add_step(synced(0, 0, 0))] == [(0, 0), (0, 2), (0, 1), (0, 3)]
+    assert matcher._held == {}
+    matcher.add_step(synced(3, 1, 2))
+    assert [one.rank for rank in (0, 1, 2) for _, one in matcher.leave(rank)] == [3]
+    assert matcher._held == {}

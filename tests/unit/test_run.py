@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.incident_json import incident_row, lost_row
-from ddpwatch.analysis.kept_steps import KEPT, KeptSteps
+from ddpwatch.analysis.kept_steps import DECODED, KEPT, KeptSteps
 from ddpwatch.analysis.run import OPEN, Run, diagnosed
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Message, Step
@@ -145,3 +145,10 @@ def test_ranks_are_in_order_in_whatever_order_they_come() -> None:
         if count % 2:
             assert list(state.ranks) == sorted(order[:count])
     assert list(state.ranks) == list(range(6))
+
+
+def test_of_many_ranks_steps_that_may_show_a_cause_are_kept_encoded() -> None:
+    world = DECODED.rank_steps // 4
+    run = introduced(world)
+    closed = [found for number in range(6) for rank in range(world) for found in run.apply_message(step(rank, number))]
+    assert [across.ranks.packed for across in closed] == [True, True, False, False, False, False]

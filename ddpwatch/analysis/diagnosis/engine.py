@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step, n
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
 from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.kept_steps import DECODED
 from ddpwatch.analysis.launch_skew import common_keys
 from ddpwatch.analysis.placement import Placement
 from ddpwatch.analysis.step import BucketKey
@@ -142,6 +144,9 @@ class Diagnosis:
         started: list[tuple[_Watch, LateRank]] = []
         if across.counted:
             self._recent.append(facts)
+            for older in islice(reversed(self._recent), DECODED.of(len(across)), None):
+                if not older.across.pack():
+                    break
             started = list(self._watch(facts))
         if self._late:
             for late in self._late.values():

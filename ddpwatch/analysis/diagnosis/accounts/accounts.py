@@ -12,6 +12,7 @@ a newer one. In the end, what is exposed adds up to what is estimated of all ste
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,39 +111,57 @@ class ExposedSplit(NamedTuple):
     unknown: int
 
 
-def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Mapping[BucketKey, BucketSkew]) -> ExposedSplit:
+class Launched(NamedTuple):
+    """A rank's buckets, of which the launches were compared. Mostly the same for all ranks of a step.
+
+    Attributes:
+        skews: In launch order; None for a bucket that cannot be compared.
+        ordered: All others, by their last launch.
+        lasts: When that was.
+    """
+
+    skews: Sequence[BucketSkew | None]
+    ordered: Sequence[BucketSkew]
+    lasts: Sequence[int]
+
+
+def launched(keys: Iterable[BucketKey], buckets: Mapping[BucketKey, BucketSkew]) -> Launched:
+    """Looks up what was compared of a rank's buckets."""
+    skews = list(map(buckets.get, keys))
+    ordered = sorted((skew for skew in skews if skew is not None), key=_last)
+    return Launched(skews, ordered, list(map(_last, ordered)))
+
+
+def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Launched) -> ExposedSplit:
     """Splits one rank's exposed communication.
 
     Args:
         facts: The rank's share of the step.
         exposed: When its communication was exposed, absolute (ns).
-        buckets: The launches compared; buckets that cannot be compared are missing.
+        buckets: Those that it launched.
     """
     size = total(exposed)
-    if not size or not buckets:
-        return ExposedSplit({}, 0, size)
     measured = facts.figures.comm_ns is not None
-    if not measured and not all(map(buckets.__contains__, facts.keys)):
+    if not size or not buckets.ordered or (not measured and len(buckets.ordered) < len(buckets.skews)):
         return ExposedSplit({}, 0, size)
-    find = _awaited if measured else _awaited_in_sync
     waits: dict[int, int] = {}
     for since, until in exposed:
-        skew = find(facts, buckets, since, until)
+        skew = _awaited(facts, buckets.skews, since, until) if measured else _awaited_in_sync(buckets, since, until)
         if skew is not None and skew.last > since:
             _add_ns(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
     return ExposedSplit(waits, size - sum(waits.values()), 0)
 
 
-def _awaited(facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: int, until: int) -> BucketSkew | None:
+def _awaited(facts: RankFacts, skews: Sequence[BucketSkew | None], since: int, until: int) -> BucketSkew | None:
     """Returns the bucket whose last launch an exposed stretch had to wait for.
 
     None if the wire was busy all the time.
     """
-    done, last = facts.done, len(facts.keys) - 1
+    done, last = facts.done, len(skews) - 1
     while last > 0 and facts.start[last] >= until:  # of a later stretch
         last -= 1
     for at in range(last, -1, -1):
-        skew = buckets.get(facts.keys[at])
+        skew = skews[at]
         before = done[at - 1] if at else None
         if skew is not None and (before is None or skew.last >= before):
             return skew
@@ -151,12 +170,12 @@ def _awaited(facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: i
     return None
 
 
-def _awaited_in_sync(
-    facts: RankFacts, buckets: Mapping[BucketKey, BucketSkew], since: int, until: int
-) -> BucketSkew | None:
+def _awaited_in_sync(buckets: Launched, since: int, until: int) -> BucketSkew | None:
     """Does the same for a rank without completions: the backward only waited for its buckets in that stretch."""
-    later = [skew for key in facts.keys if (skew := buckets[key]).last > since]
-    return max((skew for skew in later if skew.last <= until), key=_last, default=next(iter(later), None))
+    before = bisect_right(buckets.lasts, until) - 1
+    if before >= 0 and (last := buckets.lasts[before]) > since:
+        return buckets.ordered[bisect_left(buckets.lasts, last)]
+    return next((skew for skew in buckets.skews if skew is not None and skew.last > since), None)
 
 
 _last = attrgetter("last")
@@ -268,6 +287,7 @@ class Ledger:
 
     def _split_watched(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
         buckets, waits = across.skew.buckets, found.waits
+        compared: dict[int, Launched] = {}  # by the identity of the keys, which many ranks share
         rows: list[Mapping[str, int]] = []
         transferred = unknown = 0
         waited = waits_for_buffers(across)
@@ -286,7 +306,9 @@ class Ledger:
                     _add_ns(waits, waited[rank].awaited, ns)
                 transferred += travelled
             if exposed:
-                part = split_exposed(facts, exposed, buckets)
+                if (own := compared.get(id(facts.keys))) is None:
+                    own = compared[id(facts.keys)] = launched(facts.keys, buckets)
+                part = split_exposed(facts, exposed, own)
                 for last, ns in part.waits.items():
                     held_up = last in waited and waited[last].explains(across.skew.late[last])
                     _add_ns(waits, waited[last].awaited if held_up else last, ns)
@@ -357,20 +379,20 @@ class Ledger:
     def _add_gaps(self, steps: Iterable[Step], pauses: Mapping[int, Pauses]) -> None:
         """Adds what lies between a rank's step before and this one: a validation, a checkpoint, or missing steps."""
         ends, numbers = self._ends, self._numbers
+        gaps: dict[AccountKey, int] = {}
         for step in steps:
             rank, start, number = step.rank, step.start_ns, step.step
-            before = ends.get(rank, start)
+            end, before = start + step.duration_ns, ends.get(rank, start)
             if start > before:
                 missing = number > numbers.get(rank, number) + 1
-                self._add_gap(before, start, pauses.get(rank, {}), _UNSEEN if missing else _KEYS["other"])
-            ends[rank], numbers[rank] = max(start + step.duration_ns, before), number
-
-    def _add_gap(self, start: int, end: int, pauses: Pauses, rest: AccountKey) -> None:
-        left: Intervals = [(start, end)]
-        for phase, stretches in pauses.items():
-            self.accounts[_KEYS[phase]] += total(intersect(left, stretches))
-            left = subtract(left, stretches)
-        self.accounts[rest] += total(left)
+                left = [(before, start)]
+                for phase, stretches in pauses[rank].items() if rank in pauses else ():
+                    _add_ns(gaps, _KEYS[phase], total(intersect(left, stretches)))
+                    left = subtract(left, stretches)
+                _add_ns(gaps, _UNSEEN if missing else _KEYS["other"], total(left))
+            ends[rank], numbers[rank] = end if end > before else before, number
+        if gaps:
+            self.accounts.update(gaps)
 
 
 def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[str, int], Intervals]:
