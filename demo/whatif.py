@@ -23,6 +23,7 @@ from ddpwatch.whatif.answer import Prediction, WhatIfAnswer
 from ddpwatch.whatif.command import answer, recorded_in
 from ddpwatch.whatif.scenarios import Change
 from ddpwatch.whatif.text import render_whatif
+from ddpwatch.whatif.wording import statement_of
 from demo.shaped_network import run_job, shaped_network, why_not
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +69,7 @@ def close_the_circle(folder: Path, in_namespaces: bool, steps: int) -> int:
     if best is None:
         print("no cap gains enough to be worth trying")
         return 0
-    print(f"\ntraining again: {best.code}", flush=True)
+    print(f"\ntraining again: {statement_of(best.code)}", flush=True)
     after = train(folder / "after.mcap", best.cap_mib, in_namespaces, steps)
     print(outcome(best, recorded_in(after)[0].measured_ns / NS_PER_MS))
     return 0
@@ -76,7 +77,7 @@ def close_the_circle(folder: Path, in_namespaces: bool, steps: int) -> int:
 
 def best_cap(found: WhatIfAnswer) -> Prediction | None:
     """The scenario that gains most, if it is worth trying."""
-    worth = [scenario for scenario in found.scenarios if scenario.gain > LEAST_GAIN]
+    worth = [scenario for scenario in found.scenarios if scenario.sure and scenario.gain > LEAST_GAIN]
     return max(worth, key=lambda scenario: scenario.gain, default=None)
 
 

@@ -18,7 +18,7 @@ from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import MIB
 from ddpwatch.whatif.model import Physics, fit, noise, take_apart
-from ddpwatch.whatif.recorded import Recorded
+from ddpwatch.whatif.recorded import FULL, Recorded
 from ddpwatch.whatif.replay import Outcome, Replay
 from ddpwatch.whatif.scenarios import SWEEP, Change, completed, own_time, plan, recorded_limits, refusal
 from ddpwatch.whatif.wire import Wire
@@ -41,9 +41,11 @@ NOTABLE = 0.01  # of a step: from here on, something is worth a word
 class Prediction(Figures, frozen=True):
     """One change. Times in ms; ``gain`` is the share of the measured step that goes away.
 
-    ``low`` and ``high`` are the 90 % interval of another run's mean step. ``gain_low_ms`` is what is gained at least
-    (with 95 %) over a run that would be as this one was: how much runs drift does not count. ``p90_ms``: nine in ten of
-    the recorded steps would take no longer.
+    ``low`` and ``high`` are the 90 % interval of another run's mean step. ``gain_low_ms`` and ``gain_high_ms`` are that
+    of the gain in a run that would be as this one was: each step is compared with itself, so how much steps and runs
+    differ does not count. ``more_steps``: further full steps from which on, were they like these, the interval would
+    leave out 0; 0 if it does, None if steps alone cannot do that. ``p90_ms``: nine in ten of the recorded steps would
+    take no longer.
     ``exposed_ms`` is the part of the step in which the mean rank waits for buckets. ``cap_mib`` is the bucket cap under
     the change, None where buckets stay; ``code`` is empty if no code makes it.
     """
@@ -58,9 +60,16 @@ class Prediction(Figures, frozen=True):
     gain_ms: float
     gain: float
     gain_low_ms: float
+    gain_high_ms: float
+    more_steps: int | None
     why: str
     assumes: str
     code: str
+
+    @property
+    def sure(self) -> bool:
+        """Whether it helps, as far as that can be known: the gain's interval leaves out 0."""
+        return self.gain_low_ms > 0
 
 
 class ReplayedSetting(Figures, frozen=True):
@@ -85,7 +94,7 @@ class WhatIfAnswer(Figures, frozen=True):
 
     Attributes:
         steps: How many full steps it rests on; ``left_out`` are older ones.
-        scenarios: Best first.
+        scenarios: The surest to help first.
     """
 
     steps: int
@@ -127,7 +136,7 @@ class WhatIf:
         self.replayed = self._replayed(self.physics, 1)[1]
 
     def ask(self, changes: Iterable[Change]) -> list[Prediction]:
-        """Returns the predictions that the run carries, best first; `refused` takes the others."""
+        """Returns the predictions that the run carries, the surest gain first; `refused` takes the others."""
         found = []
         for asked in changes:
             change = completed(self.recorded, asked)
@@ -139,7 +148,7 @@ class WhatIf:
                 self.refused.append((name_of(change), reason))
             else:
                 found.append(prediction)
-        return sorted(found, key=lambda prediction: prediction.step_ms)
+        return sorted(found, key=lambda prediction: -prediction.gain_low_ms)
 
     def _predict(self, change: Change) -> Prediction:
         planned = plan(self.recorded, self.physics, change)
@@ -147,9 +156,9 @@ class WhatIf:
         replay, before = self._replayed(self.physics, stride)
         outcome, measured = replay.run(planned), self.recorded.measured_ns
         step = max(0.0, measured + outcome.mean - before.mean)
-        change_doubt = self._change_doubt(change, before, outcome)
-        doubt = Z90 * math.hypot(change_doubt, self._run_doubt(before, outcome))
-        gain = measured - step
+        model_doubt, chance_doubt = self._model_doubt(before, outcome), self._chance_doubt(change, before, outcome)
+        gain, gain_doubt = measured - step, Z90 * math.hypot(model_doubt, chance_doubt)
+        doubt = math.hypot(gain_doubt, Z90 * self._run_doubt(before, outcome))
         return Prediction(
             change=name_of(change),
             cap_mib=change.cap_mib,
@@ -160,7 +169,9 @@ class WhatIf:
             exposed_ms=sum(outcome.exposed) / change.accumulate / NS_PER_MS,
             gain_ms=gain / NS_PER_MS,
             gain=gain / measured,
-            gain_low_ms=(gain - Z90 * change_doubt) / NS_PER_MS,
+            gain_low_ms=(gain - gain_doubt) / NS_PER_MS,
+            gain_high_ms=(gain + gain_doubt) / NS_PER_MS,
+            more_steps=self._more_steps(gain / Z90, model_doubt, chance_doubt),
             why=self._why(change, before, outcome, planned.sizes),
             assumes="; ".join(assumptions(change, self.recorded, self._wire is not None)),
             code=code_of(change),
@@ -177,14 +188,26 @@ class WhatIf:
         drifted = max(noise(after.steps) * (recorded / scale if scale else 1.0), recorded * after.mean / before.mean)
         return math.hypot(T90_OF_QUARTERS / Z90 * math.hypot(recorded, drifted), RUN_TO_RUN * after.mean)
 
-    def _change_doubt(self, change: Change, before: Outcome, after: Outcome) -> float:
-        """Returns by how much what the change does may be wrong (standard error, ns)."""
+    def _model_doubt(self, before: Outcome, after: Outcome) -> float:
+        """Returns by how much what the change does may be wrong, however many steps there are (standard error, ns)."""
         exposed = sum(after.exposed)
         moved = min(exposed, abs(exposed - sum(before.exposed)))
-        wrong = abs(self.replayed.mean - self.recorded.measured_ns)
+        return math.hypot(MODEL_ERROR * moved / Z90, self.replayed.mean - self.recorded.measured_ns)
+
+    def _chance_doubt(self, change: Change, before: Outcome, after: Outcome) -> float:
+        """Returns by how much it may be wrong because steps are few (standard error, ns)."""
         fitted = self._fitted_doubt(change) if change != Change() else 0.0
-        sampled = sampling_error(before.steps, after.steps, len(self.recorded.steps))
-        return math.hypot(sampled, MODEL_ERROR * moved / Z90, wrong, fitted)
+        return math.hypot(paired_error(before.steps, after.steps), fitted)
+
+    def _more_steps(self, gain: float, model_doubt: float, chance_doubt: float) -> int | None:
+        """Returns `Prediction.more_steps`; ``gain`` is in units of the interval's half width."""
+        known = len(self.recorded.steps)
+        if gain > math.hypot(model_doubt, chance_doubt):
+            return 0
+        if gain <= model_doubt:
+            return None
+        needed = math.floor(known * chance_doubt**2 / (gain**2 - model_doubt**2)) + 1
+        return needed - known if needed <= FULL.of(len(self.recorded.ranks)) else None
 
     def _fitted_doubt(self, change: Change) -> float:
         """Returns how much each fitted number changes the difference of the two replays, at most of both directions."""
@@ -259,7 +282,7 @@ class WhatIf:
         if not refusal(recorded, self.physics, _ANOTHER_CAP):
             yield from self._caps()
         if not refusal(recorded, self.physics, Change(hook="fp16")):
-            yield from (Change(hook=hook) for hook in ("fp16", "bf16"))
+            yield from (Change(hook=hook) for hook in ("fp16", "bf16")[: 1 + recorded.gpu])
         if not recorded.flag("gradient_as_bucket_view"):
             yield Change(bucket_view=True)
         if recorded.flag("find_unused_parameters") and not recorded.flag("static_graph"):
@@ -325,16 +348,10 @@ def played_steps(count: int, stride: int) -> list[int]:
     return [dice.randrange(first, min(first + stride, count)) for first in range(0, count, stride)]
 
 
-def sampling_error(before: Sequence[float], after: Sequence[float], recorded: int) -> float:
-    """Returns the standard error of the mean difference, as only some of the recorded steps were played.
-
-    0 if all were.
-    """
-    played = len(before)
-    if played < 2 or played >= recorded:
-        return 0.0
+def paired_error(before: Sequence[float], after: Sequence[float]) -> float:
+    """Returns the standard error of the mean difference between two replays of the same steps; 0 for a single one."""
     differences = [b - a for b, a in zip(before, after, strict=True)]
-    return math.sqrt((1 - played / recorded) / played) * stdev(differences)
+    return stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
 
 
 def _too_wide(change: Change, prediction: Prediction) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ddpwatch.common.text import clean, number, percent, table
 from ddpwatch.whatif.answer import Prediction, WhatIfAnswer
+from ddpwatch.whatif.wording import nothing_sure
 
 BOUND = "(the bound)"
 
@@ -18,12 +19,15 @@ def render_whatif(answer: WhatIfAnswer, everything: bool) -> str:
         everything: Show all changes, and not only the best.
     """
     shown = answer.scenarios if everything else _best(answer.scenarios)
+    changes = [found for found in answer.scenarios if BOUND not in found.change]
     lines = [_head(answer), ""]
+    if changes and not any(found.sure for found in changes):
+        lines += [nothing_sure(found.more_steps for found in changes), ""]
     if shown:
-        lines += table(["step ms", "90 % interval", "gain ms", "gain", "change"], [_row(found) for found in shown])
+        lines += table(["step ms", "gain ms", "90 % interval", "gain", "change"], [_row(found) for found in shown])
         lines += ["", *(line for found in shown for line in _reasons(found))]
-    elif not everything:
-        lines.append("nothing that was tried makes the step faster")
+    if not everything and (unsure := [found for found in changes if not found.sure and found.gain_ms > 0]):
+        lines.append("not sure to help: " + "; ".join(f"{one.change} ({_interval(one)} ms)" for one in unsure))
     lines += [f"not predicted: {refused.change}: {refused.why}" for refused in answer.refused]
     return "\n".join(map(clean, lines))
 
@@ -38,23 +42,27 @@ def _head(answer: WhatIfAnswer) -> str:
 
 
 def _best(scenarios: Sequence[Prediction]) -> Sequence[Prediction]:
-    """Returns the changes that gain most, the best of all caps, and the bound."""
+    """Returns the changes that are sure to help, the surest first; of all caps one; and the bound."""
     found: list[Prediction] = []
     for scenario in scenarios:
         again = scenario.cap_mib is not None and any(other.cap_mib is not None for other in found)
-        if scenario.gain_ms > 0 and not again and BOUND not in scenario.change:
+        if scenario.sure and not again and BOUND not in scenario.change:
             found.append(scenario)
     bound = [scenario for scenario in scenarios if BOUND in scenario.change]
     return found[:5] + bound
 
 
 def _row(found: Prediction) -> list[str]:
-    interval = f"{number(found.low)} to {number(found.high)}"
-    return [number(found.step_ms), interval, number(found.gain_ms), percent(found.gain, 1), found.change]
+    return [number(found.step_ms), number(found.gain_ms), _interval(found), percent(found.gain, 1), found.change]
+
+
+def _interval(found: Prediction) -> str:
+    """Returns that of the gain."""
+    return f"{number(found.gain_low_ms)} to {number(found.gain_high_ms)}"
 
 
 def _reasons(found: Prediction) -> list[str]:
     lines = [f"{found.change}: {found.why}"]
-    lines += [f"  {found.code}"] if found.code else []
+    lines += [f"    {line}" for line in found.code.splitlines()]
     lines += [f"  assumes: {found.assumes}"] if found.assumes else []
     return lines

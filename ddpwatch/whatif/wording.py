@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.whatif.assignment import DEFAULT_CAP_BYTES, MIB
 from ddpwatch.whatif.recorded import Recorded
 from ddpwatch.whatif.scenarios import Change
 
-_HOOKS = {
-    "fp16": "model.register_comm_hook(None, default_hooks.fp16_compress_hook)",
-    "bf16": "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
-}
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+_ACCUMULATION = """\
+import contextlib
+for number, (inputs, targets) in enumerate(loader, 1):
+    reduces = number % {batches} == 0
+    with contextlib.nullcontext() if reduces else model.no_sync():
+        (loss_function(model(inputs), targets) / {batches}).backward()
+    if reduces:
+        optimizer.step()
+        optimizer.zero_grad()"""
 
 
 def name_of(change: Change) -> str:
@@ -47,8 +52,8 @@ def _names(change: Change) -> Iterator[str]:
 
 
 def code_of(change: Change) -> str:
-    """Returns the line of code to change; empty if the change is none of code."""
-    return "; ".join(_lines(change))
+    """Returns code that runs as it stands, on what a script has by these names; empty if the change is none of code."""
+    return "\n".join(_lines(change))
 
 
 def _lines(change: Change) -> Iterator[str]:
@@ -61,14 +66,33 @@ def _lines(change: Change) -> Iterator[str]:
     options += ["gradient_as_bucket_view=True"] if change.bucket_view else []
     options += ["static_graph=True"] if change.static_graph else []
     if options:
-        yield f"DistributedDataParallel(model, {', '.join(options)})"
+        yield "from torch.nn.parallel import DistributedDataParallel"
+        yield f"model = DistributedDataParallel(model, {', '.join(options)})"
     if change.powersgd_rank:
         state = f"PowerSGDState(None, matrix_approximation_rank={change.powersgd_rank})"
+        yield f"from {_HOOKS}.powerSGD_hook import PowerSGDState, powerSGD_hook"
         yield f"model.register_comm_hook({state}, powerSGD_hook)"
     elif change.hook:
-        yield _HOOKS[change.hook]
+        yield f"from {_HOOKS} import default_hooks"
+        yield f"model.register_comm_hook(None, default_hooks.{change.hook}_compress_hook)"
     if change.accumulate > 1:
-        yield f"with model.no_sync(): around all but every {ordinal(change.accumulate)} backward"
+        yield _ACCUMULATION.format(batches=change.accumulate)
+
+
+def statement_of(code: str) -> str:
+    """Returns the first line of a snippet that is no import, for where there is one line."""
+    return next((line for line in code.splitlines() if not line.startswith(("import ", "from "))), "")
+
+
+def nothing_sure(more_steps: Iterable[int | None]) -> str:
+    """Returns what is said where no change is sure to help.
+
+    Args:
+        more_steps: Per change, `Prediction.more_steps`.
+    """
+    more = min(filter(None, more_steps), default=None)
+    rest = "more steps would not change that" if more is None else f"record {more} more full steps"
+    return f"no change here is sure to help; {rest}"
 
 
 def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iterator[str]:
@@ -81,6 +105,8 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
     if change.hook:
         cast = not measured_wire and not change.powersgd_rank
         yield "no comm hook is registered now" + ("; a cast costs about two copies" if cast else "")
+    if change.hook == "bf16" and not recorded.gpu:
+        yield "torch is built with CUDA and NCCL, without which DDP refuses this hook"
     if change.powersgd_rank:
         cost = "what the sweep found" if measured_wire else "about 20 copies of the gradients (10 with rank 1)"
         same = ", with any rank from 2 on" if change.powersgd_rank > 2 else ""

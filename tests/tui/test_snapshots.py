@@ -195,7 +195,7 @@ def body_shown(app, name, world, lines):
         ),
         "whatif": lambda: (
             "what if: " in body,
-            any(text in body for text in ("are needed", "not predicted", "not shown", "would gain", "gains more")),
+            any(text in body for text in ("are needed", "not predicted", "not shown", "would gain", "is sure to help")),
         ),
     }
     yield from shown[name]()

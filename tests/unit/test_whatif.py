@@ -371,8 +371,9 @@ def test_accumulation_is_per_batch() -> None:
 
 def test_communication_for_free_is_a_bound() -> None:
     asked = WhatIf(JOB.recorded())
-    bound, *others = asked.ask([Change(perfect=True), *(Change(cap_mib=cap) for cap in (1, 5)), Change(link=9)])
+    (bound,) = asked.ask([Change(perfect=True)])
     assert bound.change.endswith("(the bound)")
+    others = asked.ask([*(Change(cap_mib=cap) for cap in (1, 5)), Change(link=9)])
     assert all(other.step_ms >= bound.step_ms for other in others)
 
 
@@ -386,7 +387,7 @@ def test_two_at_once_gain_more_than_one() -> None:
 def test_unasked_the_best_comes_first() -> None:
     asked = WhatIf(JOB.recorded())
     found = asked.ask(asked.default_changes())
-    assert [p.step_ms for p in found] == sorted(p.step_ms for p in found)
+    assert [p.gain_low_ms for p in found] == sorted((p.gain_low_ms for p in found), reverse=True)
     best = min((p for p in found if p.cap_mib and "first" not in p.change), key=lambda p: p.step_ms)
     truth = {p.cap_mib: JOB.but(cap_mib=p.cap_mib, seed=2).step_ms for p in found if p.cap_mib}
     assert truth[best.cap_mib] <= 1.02 * min(truth.values())
@@ -433,11 +434,36 @@ def test_the_more_ranks_the_fewer_steps_are_used_and_the_answer_says_how_many(mo
     assert f"over the newest 10 of {10 + found.left_out} full steps;" in render_whatif(found, everything=True)
 
 
-def test_what_is_left_out_makes_a_mean_less_certain() -> None:
+def test_steps_are_compared_with_themselves() -> None:
     before, after = [10.0, 12.0, 10.0, 12.0], [9.0, 11.0, 8.0, 10.0]  # differences of 1, 1, 2, 2
-    assert answer.sampling_error(before, after, 4) == 0
-    assert answer.sampling_error(before, after, 8) == pytest.approx((1 / 3) ** 0.5 * (1 / 8) ** 0.5)
-    assert answer.sampling_error([1.0], [2.0], 8) == 0
+    assert answer.paired_error(before, after) == pytest.approx((1 / 3) ** 0.5 / 2)
+    assert answer.paired_error(before, [value - 1 for value in before]) == 0
+    assert answer.paired_error([1.0], [2.0]) == 0
+
+
+@pytest.mark.parametrize(
+    "change", [Change(cap_mib=4.0), Change(hook="fp16"), Change(without_rank=1), Change(perfect=True)]
+)
+@pytest.mark.parametrize("steps", [18, 60])
+def test_the_steps_that_are_missing_would_settle_it(change: Change, steps: int) -> None:
+    """With so many more of the same steps, the interval would leave out 0; with fewer, it would not."""
+    found = one(JOB.but(steps=steps, jitter=0.3), change)
+    assert found.gain_low_ms < found.gain_ms < found.gain_high_ms
+    assert (found.more_steps == 0) is found.sure
+
+
+def test_where_nothing_is_sure_nothing_is_advised() -> None:
+    asked = WhatIf(JOB.recorded())
+    unsure = [
+        replace_in(found, gain_ms=1.0, gain_low_ms=-1.0, more_steps=more)
+        for found, more in zip(asked.ask([Change(cap_mib=4.0), Change(hook="fp16")]), (70, 30), strict=True)
+    ]
+    text = render_whatif(asked.answer([*unsure, *asked.ask([Change(perfect=True)])]), everything=False)
+    assert "no change here is sure to help; record 30 more full steps" in text
+    assert not any(found.code in text for found in unsure)
+    assert all(f"{found.change} (" in text.split("not sure to help: ")[1] for found in unsure)
+    never = asked.answer([replace_in(found, more_steps=None) for found in unsure])
+    assert "no change here is sure to help; more steps would not change that" in render_whatif(never, everything=True)
 
 
 def test_plans_that_differ_in_name_only_are_played_once(monkeypatch: pytest.MonkeyPatch) -> None:

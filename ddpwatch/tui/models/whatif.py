@@ -63,11 +63,6 @@ class Scenario:
     kind: str
     prediction: Prediction
 
-    @property
-    def certain(self) -> bool:
-        """Whether the gain is larger than its error."""
-        return self.prediction.gain_low_ms > 0
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -91,9 +86,14 @@ class Answer:
 
     @property
     def best(self) -> Scenario | None:
-        """The change of code to the same training that gains most, if that is more than its error."""
-        found = [scenario for scenario in self.scenarios if scenario.kind in _OF_CODE and scenario.certain]
-        return min(found, key=lambda scenario: scenario.prediction.step_ms, default=None)
+        """The change of code to the same training that gains most, at the low end of the gain's interval, above 0."""
+        found = [scenario for scenario in self.of_code if scenario.prediction.sure]
+        return max(found, key=lambda scenario: scenario.prediction.gain_low_ms, default=None)
+
+    @property
+    def of_code(self) -> Sequence[Scenario]:
+        """The changes of code to the same training."""
+        return [scenario for scenario in self.scenarios if scenario.kind in _OF_CODE]
 
     def index_of(self, change: str | None) -> int:
         """Returns the place of a change among the scenarios; that of the best one, or the first, if it is not there."""

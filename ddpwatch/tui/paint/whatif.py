@@ -9,6 +9,7 @@ from ddpwatch.tui.models.whatif import Answer, Scenario, WhatIfModel
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
 from ddpwatch.tui.text import shorten, shorten_name, wrap
+from ddpwatch.whatif.wording import nothing_sure, statement_of
 
 _GUTTER, _WIDE_GUTTER = 28, 42
 _STEP, _INTERVAL, _GAIN = 8, 16, 9
@@ -60,10 +61,11 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
     if answer.best is None and missing:
         return "·", "dim", missing
     if answer.best is None:
-        return "✓", "text", "no bucket cap, hook or option that was tried gains more than its error"
+        return "·", "text", nothing_sure(scenario.prediction.more_steps for scenario in answer.of_code)
     best = answer.best.prediction
-    gained = f"{three_digits(best.gain_ms)} ms a step ({percent(best.gain)})"
-    text = f"{best.change} would gain {gained}: {best.code}"
+    interval = f"{three_digits(best.gain_low_ms)} to {three_digits(best.gain_high_ms)}"
+    gained = f"{three_digits(best.gain_ms)} ms a step ({interval}; {percent(best.gain)})"
+    text = f"{best.change} would gain {gained}: {statement_of(best.code)}"
     return "✓", "good", f"{text} ({missing})" if missing else text
 
 
@@ -125,7 +127,7 @@ def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, fl
     ]
     x = gutter
     for text, column in cells:
-        x = canvas.put(x, y, f"{text:>{column}}", style if scenario.certain else "dim")
+        x = canvas.put(x, y, f"{text:>{column}}", style if scenario.prediction.sure else "dim")
     _paint_bar(canvas, y, bar, found.step_ms, found.exposed_ms, found.high)
 
 
@@ -157,7 +159,12 @@ def _paint_detail(canvas: Canvas, answer: Answer, y: int, selected: int) -> None
         return
     found = answer.scenarios[selected].prediction
     canvas.fill(0, canvas.width, y, " ", "heading")
-    canvas.put(1, y, shorten(f"{found.change}: {found.code or 'no line of code'}", canvas.width - 2), "heading-strong")
+    canvas.put(
+        1,
+        y,
+        shorten(f"{found.change}: {statement_of(found.code) or 'no line of code'}", canvas.width - 2),
+        "heading-strong",
+    )
     texts = [found.why, *([f"assumes: {found.assumes}"] if found.assumes else [])]
     _paint_texts(canvas, texts, y + 1)
 

@@ -13,7 +13,7 @@ from ddpwatch.tui.models.whatif import ASKED, MOST_RANKS, Predictor, WhatIfModel
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.whatif import answer as answers
 from ddpwatch.whatif.command import answer, recorded_in
-from ddpwatch.whatif.wording import name_of
+from ddpwatch.whatif.wording import name_of, statement_of
 from ddpwatch.wire.messages import Layout, Step
 from tests.support.dashboards import app_on, ended_recording, screen_text, until, watching
 from tests.support.frames import run, state_of, status
@@ -51,8 +51,9 @@ class TestView:
                 name = row["change"]
                 assert f"{name} {three_digits(row['step_ms'])} {interval}" in text.replace(" ◀", ""), name
             of_code = [row for row in said["scenarios"] if row["change"].startswith(("bucket cap", "fp16", "bf16"))]
-            best = max(of_code, key=lambda row: row["gain"])
-            assert f"✓ {best['change']} would gain {three_digits(best['gain_ms'])} ms a step" in text
+            best = max(of_code, key=lambda row: row["gain_low_ms"])
+            interval = f"{three_digits(best['gain_low_ms'])} to {three_digits(best['gain_high_ms'])}"
+            assert f"✓ {best['change']} would gain {three_digits(best['gain_ms'])} ms a step ({interval}; " in text
             assert f"{best['change']} ◀" in text
             assert best["why"] in text
 
@@ -63,7 +64,7 @@ class TestView:
             rows = app.views.whatif._model.answer.scenarios
             await pilot.press(*["up"] * len(rows))
             first = rows[0].prediction
-            assert f"{first.change}: {first.code}"[:70] in screen_text(app)
+            assert f"{first.change}: {statement_of(first.code)}"[:70] in screen_text(app)
             await pilot.press(*["down"] * len(rows))
             text = screen_text(app)
             assert "▶ communication for free  " in text
