@@ -30,7 +30,7 @@ PICTURED = {  # the looks of which there is a picture: at both sizes what differ
     for width, height in sizes
 }  # fmt: skip
 SAID = {  # at any size, in the view of that key
-    ("healthy", "1"): ["✓ nothing stands out", "lost"],
+    ("healthy", "1"): ["% of the run lost: ", "no incident is ongoing", "next: "],
     ("constant", "1"): [*LATE, "in each step"],
     ("intermittent", "1"): [*LATE, "in every 4th step"],
     ("hang", "1"): ["✗ hang: rank 5 in forward of step 120 for 74 s", "ranks 0–4, 6, 7 wait for buckets 0–2",
@@ -38,7 +38,8 @@ SAID = {  # at any size, in the view of that key
                     "5 stuck in forward 74 s"],
     ("hang", "7"): ["hang, ongoing since step 120", "rank 5 holds up the others at tokens.py:87 in read_shard",
                     "rank 5, innermost call first:", "/home/ada/gpt/model.py:41 in forward"],
-    ("ended", "1"): ["✓ nothing stands out", "earlier: straggler of rank 5 in steps 60–119", "of the run"],
+    ("ended", "1"): ["% of the run lost: ", "no incident is ongoing", "next: ",
+                     "earlier: straggler of rank 5 in steps 60–119", "of the run"],
     ("ended", "7"): ["✓ straggler 5", "straggler, over, steps 60–119: cost 1", "of the run",
                      "rank 5 was late by 30 ms in each step: its backward took"],
     ("two-hosts", "1"): ["✗ rank 3 is late", "node1, pid 4003", "clocks ±", "3◀ node1"],

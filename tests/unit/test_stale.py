@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddpwatch.analysis.window import summarise
 from ddpwatch.tui.models.overview import LinkState, OverviewBuilder
 from ddpwatch.tui.paint.header import paint_header
 from ddpwatch.viewer.plain import HEADER, line
@@ -67,4 +66,3 @@ def test_the_dashboard_s_old_figures_are_faint() -> None:
     assert (fresh["step"], fresh["overlap"]) == ("heading-strong", "heading-strong")
     old = styles(later(state_of(run(40)), STALE_NS + SECOND, steps=True))
     assert (old["step"], old["overlap"], old["exposed"]) == ("heading-strong", "heading-faint", "heading-faint")
-    assert summarise(state_of(run(40)).recent()).overlap is not None

@@ -114,7 +114,7 @@ class TestVerdict:
         late = [one for n in range(20) for one in (after(48, n, 0), after(1, n, 1, wait=47))]
         one = judged([hello(0), hello(1), *late])
         assert (one.kind, one.rank) == ("straggler", 0)
-        assert "what it does between optimizer and forward takes 47 ms longer" in one.text
+        assert "its gap between optimizer and forward takes 47 ms longer" in one.text
         both = judged([hello(0), hello(1), *(after(12, n, r) for n in range(20) for r in range(2))])
         assert both.kind == "hidden"
 
@@ -126,7 +126,7 @@ class TestVerdict:
         found = judged([hello(0), hello(1), layout(), *steps])
         assert (found.kind, found.severity) == ("lost", "warn")
         assert found.text.startswith("14.0 % of the run lost: 7.6 % exposed transfer, ")
-        earlier = r"; no incident lasts; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of the run$"
+        earlier = r"; no incident is ongoing; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of the run$"
         assert re.search(earlier, found.text), found.text
 
     def test_ranks_that_drifted_apart_never_stand_well_again(self):

@@ -82,7 +82,7 @@ def verdict(
     else:
         found = _healthy(summary, incidents, ranks, world_size, issued)
         if found.severity == "ok" and lost is not None and lost.costly:
-            text = f"{lost_text(lost, of='the run')}; no incident lasts{_past(incidents)}"
+            text = f"{lost_text(lost, of='the run')}; no incident is ongoing{_past(incidents)}"
             found = Verdict("lost", "warn", text, next_step=lost.next_step)
     return _prefixed(found, finished_steps, end)
 
