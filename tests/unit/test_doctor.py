@@ -119,7 +119,7 @@ CASES: list[tuple[Check, State, str]] = [
     (training.cuda("12.4", 0), "none", "no device"),
     (training.cuda("", 0), "none", "on CPUs"),
     (training.part("DDP", ""), "ok", "are seen"),
-    (training.part("FSDP2", "AttributeError: x"), "warn", "off, jobs with FSDP2 train bare: AttributeError: x"),
+    (training.part("FSDP2", "AttributeError: x"), "warn", "off, jobs with FSDP2 train unwatched: AttributeError: x"),
     (training.part("group hooks", None), "none", "this torch has none"),
     (loopback.passed(34, [1_000_000, 2_000_000, 9_000_000], 1.0), "ok", "2.0 ms"),
     (loopback.passed(34, [1_000_000], 3.5), "warn", "above 3 s"),
@@ -258,11 +258,11 @@ RUN_FACTS = "runpy.run_module('ddpwatch.doctor.torch_facts', run_name='__main__'
 BROKEN: dict[str, tuple[str, str, str]] = {
     "an attribute is gone": (
         "import torch.distributed.fsdp._fully_shard._fsdp_state as s; del s._get_module_fsdp_state",
-        "FSDP2", "jobs with FSDP2 train bare: ImportError: cannot import name '_get_module_fsdp_state'",
+        "FSDP2", "jobs with FSDP2 train unwatched: ImportError: cannot import name '_get_module_fsdp_state'",
     ),
     "hooks see nothing": (
         "import ddpwatch.probe.hooks as h; h.DdpProbe.after_launch = lambda *_: None",
-        "DDP", "jobs with DDP train bare: LookupError: no buckets seen",
+        "DDP", "jobs with DDP train unwatched: LookupError: no buckets seen",
     ),
     "it crashes": (
         "import os, torch.distributed.fsdp as fsdp; fsdp.fully_shard = lambda *_, **__: os.abort()",
