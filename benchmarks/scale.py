@@ -13,7 +13,7 @@ The columns, per rank-step:
     report, html, compare µs      the commands; compare reads the recording twice
     whatif µs       the same
     seek s          to the middle, as a replay goes there
-MiB is the memory of the process, at most.
+MiB is the memory of the process, at most. What fails is a dash: `whatif` needs five full steps of all ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import msgspec
 
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import Summariser
-from ddpwatch.common.text import table
+from ddpwatch.common.text import UNKNOWN, table
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.tui.models.devices import HISTORY_S
@@ -149,8 +149,8 @@ PARTS = {"view": view, "seek": seek}
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def spent(*command: str) -> tuple[float, int, str]:
-    """Runs a command; its CPU seconds, its memory (MiB), and what it printed."""
+def spent(*command: str) -> tuple[float, int, str] | None:
+    """Runs a command; its CPU seconds, its memory (MiB), and what it printed. None if it fails."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
@@ -162,7 +162,7 @@ def spent(*command: str) -> tuple[float, int, str]:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+        return None
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss >> 10, printed
 
 
@@ -178,12 +178,13 @@ def row(folder: Path, world: int, rank_steps: int, mixture: str, names: list[str
         "whatif": ["whatif", str(file)],
     }
     for name in names:
-        if name in PARTS:
-            cpu_s, mib, printed = spent(__file__, "--part", name, str(file))
-            found += [*printed.split(), f"{mib}"]
+        part = name in PARTS
+        cost = spent(__file__, "--part", name, str(file)) if part else spent("-m", "ddpwatch", *commands[name])
+        if cost is None:
+            found += [UNKNOWN] * len(COLUMNS[name])
         else:
-            cpu_s, mib, _ = spent("-m", "ddpwatch", *commands[name])
-            found += [f"{cpu_s * each:.1f}", f"{mib}"]
+            cpu_s, mib, printed = cost
+            found += [*(printed.split() if part else [f"{cpu_s * each:.1f}"]), f"{mib}"]
         print(f"{world} ranks, {name}: {found[2:]}", file=sys.stderr, flush=True)
     file.unlink()
     return found
