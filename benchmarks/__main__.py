@@ -34,6 +34,7 @@ USUAL = {
     "recording": f"{PYTHON} benchmarks/recording.py",
     "dashboard": f"{PYTHON} benchmarks/dashboard.py",
     "compare_aa": f"{PYTHON} benchmarks/compare_aa.py",
+    "estimates": f"{PYTHON} benchmarks/estimates.py",
     "diagnosis": f"{PYTHON} benchmarks/diagnosis.py --quick",
     "whatif_speed": f"{PYTHON} benchmarks/whatif_speed.py",
 }

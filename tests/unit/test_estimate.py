@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.estimates import JOBS, PERIODS, judged
 from ddpwatch.analysis.estimate import Estimate, Estimator, StepShare
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.step import PHASES
@@ -12,6 +11,7 @@ from ddpwatch.report.text import render_report
 from ddpwatch.viewer.plain import line
 from tests.support import frames
 from tests.support.frames import MS
+from tests.support.known_jobs import JOBS, PERIODS, judged
 
 RUNS = 10
 
