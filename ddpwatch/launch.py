@@ -304,7 +304,10 @@ def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
             pass
         except DdpwatchError as error:  # for example, the settings cannot be read
             print(f"ddpwatch: no dashboard: {error}", file=sys.stderr)
-        code = _show_output(process, output)
+        over = False
+        with contextlib.suppress(DdpwatchError, OSError):
+            over = bool(watched) and not launch.runs()
+        code = _show_output(process, output, "the run is over, its command is not" if over else "the job goes on")
     for text in [*output.notes(), *(launch.recorded() if watched else launch.without_run())]:
         print(f"ddpwatch: {text}", file=sys.stderr)
     launch.forget_startup()
@@ -321,15 +324,15 @@ def _leave_dead_terminal() -> None:
         os._exit(128 + signal.SIGHUP)
 
 
-def _show_output(process: subprocess.Popen[bytes], output: OutputPipe) -> int:
-    """Prints the newest lines of the job's output, then what it still prints; returns its exit code."""
+def _show_output(process: subprocess.Popen[bytes], output: OutputPipe, state: str) -> int:
+    """Prints the newest lines of the job's output, its state, and what it still prints; returns its exit code."""
     if over := process.poll() is not None:
         output.wait(END_GRACE_S)
     start, block = output.buffer.newest(0)
     sys.stdout.buffer.writelines(io.BytesIO(block).readlines()[-20:])
     offset = _print_from(output.buffer, start + len(block))
     if not over:
-        print("ddpwatch: the job goes on; Ctrl-C ends it", file=sys.stderr)
+        print(f"ddpwatch: {state}; Ctrl-C ends it", file=sys.stderr)
         while process.poll() is None:
             offset = _print_from(output.buffer, offset)
             time.sleep(RELAY_POLL_S)

@@ -61,7 +61,7 @@ METRICS = (
     Metric("communication", "seconds", "Communication of a mean step"),
     Metric("exposed_communication", "seconds", "Communication of a mean step that no compute hides"),
     Metric("overlap", "ratio", "Share of communication that compute hides"),
-    Metric("rank_time", "seconds", "Where the rank-time of the run went so far (rank-seconds)", ("account",)),
+    Metric("rank_time", "seconds", "Where the rank-time of the run went so far (GPU-seconds)", ("account",)),
     Metric("lost_time", "ratio", "Share of the rank-time that was lost"),
     Metric("late", "seconds", f"How late a rank is (p50): the {TOP} latest, and the sum of all others", ("rank",)),
     Metric(

@@ -93,7 +93,7 @@ class GuardedProbe(ABC):
     def _guarded(
         self, call: Callable[..., Any], starts_step: bool = False, feature: Feature = WATCHING
     ) -> Callable[..., Any]:
-        """Wraps a hook: ddpwatch's errors never reach the job, and its time is added to the step's own cost.
+        """Wraps a hook: ddpwatch's errors never reach the job, and its time is added to what the step cost.
 
         Args:
             call: The hook. Not called in a bare step.

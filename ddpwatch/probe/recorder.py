@@ -453,7 +453,7 @@ class StepRecorder:
             self.last_hook = param
 
     def charge(self, ns: int) -> None:
-        """Adds to the step's own cost: ns that ddpwatch has spent on the training thread."""
+        """Adds to what the step cost: ns that ddpwatch has spent on the training thread."""
         if self.current is not None:
             self.current.own_ns += ns
 

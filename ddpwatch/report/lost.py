@@ -61,8 +61,8 @@ def account_name(row: AccountFigures | AccountChange) -> str:
 
 
 def account_table(report: Report) -> Table:
-    """Returns the accounts, largest first."""
-    accounts = report.lost.accounts
+    """Returns the accounts, largest first, without those that are too small to show."""
+    accounts = [row for row in report.lost.accounts if (row.share or 0.0) >= LEAST_SHARE]
     rows = [[account_name(row), number(row.seconds), percent(row.share, 1)] for row in accounts[:MOST_ROWS]]
     if rest := accounts[MOST_ROWS:]:
         rows.append([f"{len(rest)} more", number(sum(row.seconds for row in rest)), percent(_shares(rest), 1)])

@@ -63,6 +63,8 @@ class DashboardApp(App[int]):
     CSS = f"""
     Screen {{ layers: base; overflow: hidden; background: $bar-background; }}
     ContentSwitcher {{ height: 1fr; }}
+    Toast {{ width: auto; max-width: 100%; margin: 0; padding: 0 1; }}
+    ToastRack {{ margin: 0; padding: 0; }}
     RunView {{ width: 100%; height: 100%; }}
     {BAR_CSS}{MODAL_CSS}
     """

@@ -158,7 +158,8 @@ def _introduction(job: Job) -> Timed:
             run_id="made-up", rank=rank, local_rank=rank % job.per_host, world_size=job.fleet.shape.world,
             host=job.name(host), pid=4000 + rank, boot_id=f"boot {host}", torch="2.13.0", module="GPT",
             parameters=25_000_000, script="train.py", backend="nccl" if job.gpus else "gloo",
-            device_kind="cuda" if job.gpus else "cpu", device_uuid=f"GPU-{rank}" if job.gpus else "",
+            device_kind="cuda" if job.gpus else "cpu", timing_source="cuda events" if job.gpus else "host",
+            device_uuid=f"GPU-{rank}" if job.gpus else "",
         )  # fmt: skip
         yield START_NS, Layout(rank=rank, epoch=2, params=params, buckets=buckets)
 

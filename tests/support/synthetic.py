@@ -53,6 +53,7 @@ class Fleet:
             yield Hello(
                 run_id="synthetic", rank=rank, local_rank=rank % 8, world_size=self.world, host="node1",
                 pid=4000 + rank, boot_id="boot", device_kind="cuda" if self.gpus else "cpu",
+                timing_source="cuda events" if self.gpus else "host",
                 device_uuid=f"GPU-{rank}" if self.gpus else "", backend="nccl" if self.gpus else "gloo",
                 torch="2.13.0", module="GPT", parameters=25_000_000,
                 script="synthetic.py",

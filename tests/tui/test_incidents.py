@@ -70,6 +70,14 @@ def test_kinds_are_told_apart_without_colour_and_the_legend_names_what_is_drawn(
     assert set(legend.split("   ")) == {"E exposed", "S straggler"}
 
 
+def test_no_letter_is_left_without_its_name():
+    found = strip([EXPOSED, LATE], range(12))
+    for width in range(40):
+        named = [text for text, _ in strip_legend(found, width) if text.strip()]
+        assert set(named) <= {"E exposed", "S straggler"}
+        assert (len(named) == 2) == (width >= len("E exposed  S straggler"))
+
+
 def listed(incidents, size, selected=0, position=None):
     found = Diagnosed(incidents, LOST, whole=position is not None)
     rows = incident_rows(found, position, state_of([layout()]).layouts)

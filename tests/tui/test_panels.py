@@ -73,11 +73,11 @@ class TestHeader:
     def test_at_80_columns_nothing_of_it_is_missing(self):
         shown = text(paint_header(overview(run(late_rank=1)), 80))
         for figure in (
-            "140 ms",
+            "step 140 ms",
             "it/s",
             "overlap",
             "exposed",
-            "slowest r1 +40.0 ms",
+            "rank 1 +40.0 ms",
             "overhead –",
             "step 39",
             "39/39 in full",

@@ -186,7 +186,7 @@ def body_shown(app, name, world, lines):
             "compared with baseline" in body,
             "baseline (29)" in body,
             f"this run ({min(app.session.overview.newest_step, 200)})" in body,
-            all(phase in body for phase in ("forward", "backward", "exposed", "optim", "other")),
+            all(phase in body for phase in ("gap", "forward", "backward", "exposed", "optim", "rest")),
         ),
         "log": lambda: (
             f"events and incidents {app.session.log.count}" in body or app.session.log.count > 2000,

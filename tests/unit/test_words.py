@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,20 @@ import pytest
 import ddpwatch
 
 PACKAGE = Path(ddpwatch.__file__).parent
+ROOT = PACKAGE.parent
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 INSTEAD = {
     "guest": "agent", "desk": "rendezvous server", "mailbox": "store requests", "inbox": "request queue",
     "outbox": "send queue", "heir": "successor", "calm": "undisturbed", "memory": "correlation time",
+    "shadow": "light",
+}  # fmt: skip
+OLD = {  # on screens, in reports and on pages
+    r"\brank-s\b|\brank-seconds\b": "GPU-seconds", r"\bown cost\b": "overhead", r"\bwatching cost \{": "overhead",
+    r"\bshadow steps?\b": "light step", r"\bunwatched (?:step|one)s?\b": "bare step",
+    r"\bwhichever rank\b": "varying last rank",
+    r"\bwaits, hidden\b": "waits behind compute", r"\bslow devices?\b": "all ranks slower", r"\bbtw\b": "gap",
+    r"\both\b": "rest", r"\bdrops? [{\d]": "lost messages", r"\d full · budget": "steps timed in full",
+    r"\blasts (?:since|to the end)\b": "ongoing",
 }  # fmt: skip
 VAGUE = {"add", "apply", "take"}  # a method says what
 AS_TORCH_HAS_IT = {"StoreConnection.add"}  # a c10d store's
@@ -63,5 +75,30 @@ def test_methods_say_what_they_add_apply_or_take() -> None:
 
 
 def test_the_glossary_has_none_of_them() -> None:
-    glossary = (PACKAGE.parent / "docs" / "glossary.md").read_text()
-    assert not {word for term in re.findall(r"\*+([^*]+)\*+", glossary) for word in words(term)} & INSTEAD.keys()
+    assert not {word for term in re.findall(r"\*+([^*]+)\*+", GLOSSARY) for word in words(term)} & INSTEAD.keys()
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """What people read: the package's strings, its page, and the docs, each with its place."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        with path.open("rb") as file:
+            strings = [token for token in tokenize.tokenize(file.readline) if "STRING" in tokenize.tok_name[token.type]]
+        yield from ((f"{path.relative_to(PACKAGE)}:{token.start[0]}", token.string) for token in strings)
+    pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.html"))
+    yield from ((page.name, page.read_text()) for page in pages)
+
+
+@pytest.mark.parametrize(("old", "say"), OLD.items())
+def test_nobody_reads_the_old_words(old: str, say: str) -> None:
+    assert not [
+        f"{place}: {found[0]}: say {say}" for place, text in texts() for found in [re.search(old, text)] if found
+    ]
+
+
+def test_the_glossary_says_each_word_once() -> None:
+    """What is in bold there is defined there."""
+    terms = re.findall(r"\*\*([^*]+)\*\*", GLOSSARY)
+    assert len(terms) == len(set(terms))
+    assert {"light", "bare", "GPU-seconds", "process-seconds", "gap", "rest", "overhead", "lost messages"} <= {
+        *terms, *re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", GLOSSARY),
+    }  # fmt: skip

@@ -203,7 +203,7 @@ class Account:
     """Where rank-time went.
 
     Attributes:
-        name: ``compute``; ``waiting`` for one rank that is to blame, ``jitter`` (waiting for whichever rank was last),
+        name: ``compute``; ``waiting`` for one rank that is to blame, ``jitter`` (waiting for a varying last rank),
             ``transfer`` (exposed, with all ranks there), ``exposed`` (not known which of these), ``input``, ``pause``,
             ``startup`` (warm-up steps), ``other``.
         rank: Who was waited for; None in all other accounts.

@@ -94,7 +94,7 @@ def incident_row(incident: Incident, names: LayerNames | None = None) -> Inciden
 
 
 def lost_row(lost: LostTime) -> LostFigures:
-    """Returns ``lost``: rank-seconds by account. ``lost_share`` is what the accounts of lost time add up to."""
+    """Returns ``lost``: seconds of rank-time by account. ``lost_share`` is what the accounts of lost time add up to."""
     total = lost.rank_ns
     wasted = sum(account.ns for account in lost.accounts if account.name in LOST)
     return LostFigures(

@@ -21,6 +21,7 @@ from ddpwatch.wire.messages import Hello
 from ddpwatch.wire.transport import Frame
 
 BASELINE_STEPS = 500
+MOST_OFFERED = 100
 LIVE_STEPS = 200
 RANK_STEPS_PER_CALL = 1024  # worked out at once, so that a large job does not stop the screen
 THIS_RUN = "this run"
@@ -55,6 +56,7 @@ class CompareModel:
         steps: Steps of the run that count so far.
         result: The newest comparison.
         setups: What both ran on, as (what, baseline, run).
+        offered: Recordings in this directory, newest first, while there is no baseline.
     """
 
     name: str = ""
@@ -63,6 +65,16 @@ class CompareModel:
     steps: int = 0
     result: Comparison | None = None
     setups: Sequence[tuple[str, str, str]] = ()
+    offered: Sequence[str] = ()
+
+
+def recordings_in(directory: Path) -> list[str]:
+    """Returns the names of the directory's recordings, newest first."""
+    try:
+        found = sorted(directory.glob("*.mcap"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return []
+    return [path.name for path in found[:MOST_OFFERED]]
 
 
 class Baseline:

@@ -129,7 +129,9 @@ def _paint_panel_chart(canvas: Canvas, devices: Sequence[DeviceLine], box: tuple
     kind = devices[0].device.kind
     charted = [line for line in devices if line.device.kind == kind]
     mean = f", mean of {len(charted)}" if len(charted) > 1 else ""
-    canvas.put(x + 1, y, f"{'GPU' if kind == 'cuda' else 'CPU'} busy %{mean} over the last seconds", "dim")
+    text = f"{'GPU' if kind == 'cuda' else 'CPU'} busy %{mean}"
+    full = f"{text} over the last seconds"
+    canvas.put(x + 1, y, full if len(full) < width else text, "dim")
     paint_chart(canvas, mean_history(charted), (x, y + 1, width - 1, height - 1))
 
 

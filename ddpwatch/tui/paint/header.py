@@ -210,7 +210,7 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
     of_steps, of_timed = (("faint" if is_old else "strong") for is_old in model.stale)
     style = "faint" if model.stale.timed else "text" if share is None or share < 0.1 else "warn"
     return [
-        Field(f"step {step}", step, 0, of_steps, _spark([point.step_ns for point in newest], cells)),
+        Field(f"step {step}", f"step {step}", 0, of_steps, _spark([point.step_ns for point in newest], cells)),
         Field(rate, rate, 3, of_steps) if model.standstill_ns is None else _standstill(model.standstill_ns),
         Field(overlap, overlap, 1, of_timed, _spark([point.overlap for point in newest], cells, 1.0)),
         Field(surely + in_full, exposed + in_short, 1, style, _spark([point.exposed_ns for point in newest], cells)),
@@ -259,7 +259,7 @@ def _slowest(model: Overview, spark: str) -> Field:
     if slowest is None:
         return Field(f"slowest rank {UNKNOWN}", f"slowest {UNKNOWN}", 2, spark=spark)
     rank, late = slowest.ranks[0], f"+{three_digits(slowest.evidence.late_ms)} ms"
-    return Field(f"slowest rank {rank} {late}", f"slowest r{rank} {late}", 2, "bad", spark)
+    return Field(f"slowest rank {rank} {late}", f"rank {rank} {late}", 2, "bad", spark)
 
 
 def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:

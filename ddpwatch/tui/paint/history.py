@@ -9,8 +9,9 @@ from ddpwatch.common.text import ms
 from ddpwatch.tui.models.history import HistoryPoint
 from ddpwatch.tui.models.incidents import strip
 from ddpwatch.tui.paint.canvas import Canvas, Row
-from ddpwatch.tui.paint.incidents import paint_strip, strip_legend
+from ddpwatch.tui.paint.incidents import paint_strip, strip_legend, strip_names
 from ddpwatch.tui.paint.spark import EIGHTHS
+from ddpwatch.tui.text import shorten
 
 GUTTER = 9
 
@@ -38,12 +39,12 @@ def paint_history(
         return canvas.rows()
     visible = points[-room:]
     top = max(point.step_ns for point in visible) or 1
-    grey = ", grey: not measured" if any(point.exposed_ns is None for point in visible) else ""
-    end = canvas.put(
-        1, 0, f"last {len(visible)} steps, longest rank: step ms, of it exposed{grey}"[: width - 1], "heading"
-    )
     first_x, first_y = width - 1 - len(visible), 1
     struck = strip(incidents, [point.step for point in visible]) if height >= 4 else []
+    legend = sum(len(name) + 3 for name in strip_names(struck))
+    headings = _headings(visible)
+    heading = next((text for text in headings if len(text) + legend + 2 <= width), headings[-1])
+    end = canvas.put(1, 0, shorten(heading, width - 1), "heading")
     if any(struck):
         paint_strip(canvas, struck, first_x, 1)
         canvas.put(0, 1, f"{'incident':>{GUTTER - 1}}", "dim")
@@ -56,6 +57,14 @@ def paint_history(
         if point.step == shown:
             canvas.put(x, first_y, "▾", "strong")
     return canvas.rows()
+
+
+def _headings(visible: Sequence[HistoryPoint]) -> list[str]:
+    """Returns what the columns show, in full and in short: the letters above them need room for their names."""
+    grey = any(point.exposed_ns is None for point in visible)
+    last = f"last {len(visible)} steps"
+    full = f"{last}, longest rank: step ms, of it exposed{', grey: not measured' if grey else ''}"
+    return [full, f"{last}: ms, ╱ exposed{', grey: unknown' if grey else ''}", last]
 
 
 def _paint_column(canvas: Canvas, point: HistoryPoint, top: int, x: int, rows: int) -> None:

@@ -27,7 +27,7 @@ from ddpwatch.tui.text import Field, fit, flow, shorten, shorten_name, wrap
 _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
 _WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
 _LEAST_ROWS = 4  # of the list, before its details get any
-_ROOMY = 110
+_ROOMY, _WIDE = 110, 160
 
 
 def letter(incident: Incident) -> tuple[str, str]:
@@ -80,12 +80,14 @@ def paint_incidents(
 _WIDTHS = (17, 8, 22, 12, 7, 9, 7)
 _HEADINGS = ("incident", "ranks", "where", "steps", "every", "cost s", "of run")
 _DROPPED_WHEN_NARROW = 4  # "every": the message has it
+_PLACE, _MORE_PLACE = 2, 22  # "where" is wider where there is room
 
 
 def _put_cells(canvas: Canvas, y: int, cells: Sequence[str], styles: Sequence[str], fill: str = "text") -> int:
     canvas.fill(0, canvas.width, y, " ", fill)
     x = 4
-    for index, (cell, width, style) in enumerate(zip(cells, _WIDTHS, styles, strict=True)):
+    for index, (cell, least, style) in enumerate(zip(cells, _WIDTHS, styles, strict=True)):
+        width = least + _MORE_PLACE * (index == _PLACE and canvas.width >= _ROOMY)
         if index == _DROPPED_WHEN_NARROW and canvas.width < _ROOMY:
             continue
         text = shorten(cell, width - 1)
@@ -108,7 +110,7 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
     canvas.put(0, y, "▶" if selected else " ", "warn")
     sign, colour = ("✗", style) if incident.kind == "death" and row.when == "over" else _WHEN[row.when]
     canvas.put(2, y, sign, style if row.when == "now" else colour)
-    if canvas.width >= _ROOMY:
+    if canvas.width >= _WIDE:  # else the details have it
         canvas.put(x + 2, y, shorten_name(message_text(incident), max(canvas.width - x - 3, 0)), plain)
 
 
@@ -176,7 +178,12 @@ def paint_strip(canvas: Canvas, cells: Sequence[Incident | None], x: int, y: int
 
 
 def strip_legend(cells: Iterable[Incident | None], width: int) -> Row:
-    """Returns what the letters in a strip mean."""
+    """Returns what the letters in a strip mean: as many kinds as fit, none without its name."""
+    texts = strip_names(cells)
+    return [(text, "heading") for text, _ in fit([Field(text, text, 1) for text in texts if len(text) <= width], width)]
+
+
+def strip_names(cells: Iterable[Incident | None]) -> list[str]:
+    """Returns each letter of a strip with its kind's name."""
     kinds = {incident.kind: incident for incident in cells if incident is not None}
-    fields = [Field(f"{letter(found)[0]} {KINDS[kind].name}", letter(found)[0], 1) for kind, found in kinds.items()]
-    return [(text, "heading") for text, _ in fit(fields, width)]
+    return [f"{letter(found)[0]} {KINDS[kind].name}" for kind, found in kinds.items()]

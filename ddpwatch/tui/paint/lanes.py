@@ -64,7 +64,7 @@ def rows_wanted(lanes: StepLanes) -> tuple[int, int]:
 def rows_used(lanes: StepLanes, height: int) -> int:
     """Returns how many rows of that height title, lanes and axis use."""
     rows = lane_rows(lanes, height - 2)
-    return min(2 + rows.height * len(lanes.lanes) - rows.gap, height)
+    return min(max(2 + rows.height * len(lanes.lanes) - rows.gap, 2), height)
 
 
 def capacity(lanes: StepLanes, height: int) -> int:
@@ -91,7 +91,10 @@ def paint_lanes(
             break
         paint_lane(canvas, lane, axis, rows, y)
         y += rows.height
-    paint_axis(canvas, axis, min(y - rows.gap, height - 1) if shown else height - 1)
+    if shown:
+        paint_axis(canvas, axis, max(min(y - rows.gap, height - 1), 1))
+    else:
+        canvas.put(1, 1, "no rank matches; / asks for others", "dim")
     x = canvas.put(
         0, 0, f" {_title(lanes, [lane.rank for lane in shown], len(set(chosen).intersection(named)))}  ", "strong"
     )

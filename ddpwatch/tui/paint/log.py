@@ -11,6 +11,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.text import shorten, shorten_name
 
 _ROOMY = 60
+_HOW = "m: the next list"
 
 
 def paint_lists(lists: Sequence[tuple[str, int]], list_shown: int, width: int, progress: float | None) -> list[Row]:
@@ -28,7 +29,9 @@ def paint_lists(lists: Sequence[tuple[str, int]], list_shown: int, width: int, p
     for index, (name, count) in enumerate(lists):
         text = shorten(f"{name} {count}", max(width - x - 1, 0))
         x = canvas.put(x, 0, text, "heading-strong" if index == list_shown else "heading") + 3
-    if progress is not None:
+    if progress is None and x + len(_HOW) < width:
+        canvas.put(x, 0, _HOW, "heading")
+    elif progress is not None:
         canvas.put(x, 0, shorten(f"diagnosing … {percent(progress)}", max(width - x - 1, 0)), "heading-warn")
     return canvas.rows()
 

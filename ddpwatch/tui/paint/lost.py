@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, AccountName, LostTime
+from ddpwatch.analysis.diagnosis.words.account_names import account_names
 from ddpwatch.analysis.diagnosis.words.incident_news import (
     account_text,
     lost_accounts,
@@ -28,6 +29,7 @@ _STYLES: dict[tuple[AccountName, str], tuple[str, str]] = {  # in the order of t
     **{("compute", phase): (phase, PHASES[phase]) for phase in ("forward", "backward", "optimizer")},
 }  # fmt: skip
 _OTHER = ("idle", "·")
+_LEFT = 12  # columns of the swatch and the share
 _LEAST = 0.0005  # a smaller share would be shown as 0.0 %
 
 
@@ -83,12 +85,18 @@ def _style(account: Account) -> tuple[str, str]:
 
 
 def _paint_accounts(canvas: Canvas, lost: LostTime, unit: str, y: int) -> None:
-    for account, row in zip(_shown(lost), range(y, canvas.height), strict=False):
+    shown = list(zip(_shown(lost), range(y, canvas.height), strict=False))
+    if any(_LEFT + len(account_text(one)) + len(f" {seconds_text(one.ns)} {unit}") >= canvas.width for one, _ in shown):
+        unit = "s"
+    for account, row in shown:
         style, glyph = _style(account)
         x = canvas.put(canvas.put(1, row, glyph * 2, style), row, f"{share_text(account.ns / lost.rank_ns):>7} ")
+        names = account_names(account.name, account.rank, account.phase)
         cost = f"{seconds_text(account.ns)} {unit}"
+        room = max(canvas.width - x - len(cost) - 2, 0)
+        name = next((name for name in names if len(name) <= room), names[-1])
         text_style = "text" if account.name in LOST else "dim"
-        canvas.put(x, row, shorten(account_text(account), max(canvas.width - x - len(cost) - 2, 0)), text_style)
+        canvas.put(x, row, shorten(name, room), text_style)
         canvas.put(canvas.width - len(cost) - 1, row, cost, "dim")
 
 

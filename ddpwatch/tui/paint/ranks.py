@@ -80,6 +80,10 @@ def paint_heat(
         newest = f"{heat.steps[-1]}╵"
         if cell[0] * len(heat.steps) > len(newest) + 14:
             canvas.put(end - len(newest), height - 1, newest, "axis")
+    if below < 0 and TOP_ROWS + cell[1] * len(heat.groups) < height - 2:
+        high = "low" if heat.metric.inverted else "high"
+        how = [f"a row is a rank, a column a step; █ is {high}", "– unknown", "◀ the slowest rank", "m: another figure"]
+        canvas.put_runs(1, height - 2, fit([Field(text, text, at, "dim") for at, text in enumerate(how)], width - 2))
     return canvas.rows()
 
 

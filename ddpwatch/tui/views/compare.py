@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from ddpwatch.tui.models.compare import Baseline, CompareModel, LiveSeries, setups
+from ddpwatch.tui.models.compare import Baseline, CompareModel, LiveSeries, recordings_in, setups
 from ddpwatch.tui.models.overview import Link
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.compare import paint_compare
@@ -33,6 +33,7 @@ class CompareView(RunView):
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.baseline: Baseline | None = None
+        self._offered = recordings_in(Path())
         self.forget()
 
     def forget(self) -> None:
@@ -68,7 +69,7 @@ class CompareView(RunView):
     def _model(self) -> CompareModel:
         baseline = self.baseline
         if baseline is None:
-            return CompareModel()
+            return CompareModel(offered=self._offered)
         self._version_shown = baseline.version
         self._update(baseline)
         return CompareModel(

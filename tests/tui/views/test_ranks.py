@@ -82,10 +82,10 @@ class TestRanks:
             await pilot.press("v", "f")
             assert re.search(r"host20 +41◀", body(app))
             await pilot.press("v")
-            assert re.search(r"^ 13 more +╵step", body(app), re.MULTILINE)
+            assert re.search(r"^ 14 more +╵step", body(app), re.MULTILINE)
             await pilot.press("5", "v")
-            assert re.search(r"^ +host +ranks .* 11 more $", body(app), re.MULTILINE)
-            await pilot.press(*["down"] * 11)
+            assert re.search(r"^ +host +ranks .* 12 more $", body(app), re.MULTILINE)
+            await pilot.press(*["down"] * 12)
             assert " more" not in body(app)
 
     async def test_ranks_of_few_hosts_have_rows_of_their_own(self):

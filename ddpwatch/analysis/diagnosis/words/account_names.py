@@ -38,6 +38,14 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
     return _NAMES.get(account, account)
 
 
+def account_names(account: str, rank: int | None, phase: str) -> list[str]:
+    """Returns the same, in full and ever shorter."""
+    full = account_in_phase(account, rank, phase)
+    brief = {"jitter": "varying last rank", "exposed": "exposed", "between": "gap", "unwatched": "bare steps"}
+    short = brief.get(phase if account == "other" else account, full)
+    return [full, account_name(account, rank, phase), short.removeprefix("waiting for ").partition(" (")[0]]
+
+
 def account_in_phase(account: str, rank: int | None, phase: str) -> str:
     """Returns the same, followed by that phase."""
     name = account_name(account, rank, phase)
