@@ -41,7 +41,6 @@ class StepDigest:
         ranks: Each rank's share; nothing of a step that does not count.
         kind: Decides whether it shows how ranks differ.
         sums: Of all its ranks.
-        cost: A column over the ranks, sorted, which makes the median over many steps cheap.
     """
 
     def __init__(self, across: StepAcrossRanks) -> None:
@@ -53,4 +52,3 @@ class StepDigest:
         figures = [fact.figures for fact in self.ranks.values()]
         self.kind = kind_of(across.step, figures)
         self.sums = Sums(figures)
-        self.cost = sorted(fact.cost for fact in self.ranks.values() if fact.cost is not None)

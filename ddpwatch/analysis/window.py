@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.digest import StepDigest
@@ -20,7 +19,7 @@ from ddpwatch.common.statistics import p50
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """One rank: means over the same steps as those of the `Summary`; of ``late_ns``, ``wait_ns`` and ``cost`` medians.
+    """One rank: means over the same steps as those of the `Summary`; of ``late_ns`` and ``wait_ns`` medians.
 
     ``phases_ns`` has the phases of a step that are known; ``clock_error_ns`` is the largest of any step, None if the
     ranks share one host's clock.
@@ -32,7 +31,6 @@ class RankSummary:
     wait_ns: float | None = None
     overlap: float | None = None
     exposed_ns: float | None = None
-    cost: float | None = None
     clock_error_ns: int | None = None
     phases_ns: dict[str, float] = field(default_factory=dict)
 
@@ -41,14 +39,13 @@ class RankSummary:
 class Summary:
     """The newest steps: figures of all of them (`ddpwatch.analysis.estimate`), and ``rate`` in steps/s.
 
-    ``count`` is of watched steps, ``step_p50_ns`` the median of all, ``cost`` that of watched ones.
+    ``count`` is of watched steps, ``step_p50_ns`` the median of all.
     """
 
     count: int = 0
     rate: float | None = None
     step_p50_ns: float | None = None
     communicates: bool = False
-    cost: float | None = None
     estimate: Estimate = NOT_KNOWN
     ranks: Mapping[int, RankSummary] = field(default_factory=dict)
 
@@ -111,7 +108,6 @@ class RankSummaries(Mapping[int, RankSummary]):
             clock_error_ns=max((step.skew.errors[rank] for step in steps if rank in step.skew.errors), default=None),
             overlap=means.overlap,
             exposed_ns=means.exposed_ns,
-            cost=p50(step.ranks[rank].cost for step in steps if rank in step.ranks),
             phases_ns=dict(means.phases_ns),
         )
 
@@ -151,7 +147,6 @@ def _summary(steps: Sequence[StepDigest]) -> Summary:
         rate=1e9 / found.step_ns if found.step_ns else None,
         step_p50_ns=p50(sum(step.durations.values()) / len(step.durations) for step in steps),
         communicates=any(rank.keys for step in watched for rank in step.ranks.values()),
-        cost=p50(chain.from_iterable(step.cost for step in watched)),
         estimate=found,
         ranks=RankSummaries(steps, watched, found),
     )

@@ -27,7 +27,6 @@ class TestSummary:
         assert summary.rate == pytest.approx(10)
         assert (summary.step_ns, summary.exposed_ns) == (100 * MS, 10 * MS)
         assert summary.estimate.overlap == pytest.approx(20 / 30)
-        assert summary.cost == pytest.approx(0.002)
         assert sum(summary.ranks[0].phases_ns.values()) == 100 * MS
 
     def test_no_step_no_figure(self):
