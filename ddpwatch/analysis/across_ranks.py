@@ -25,13 +25,13 @@ from ddpwatch.analysis.launch_skew import (
     rank_facts,
 )
 from ddpwatch.analysis.step import StepFigures, figures
+from ddpwatch.common.units import FOREVER_NS
 from ddpwatch.sampling.levels import FULL, ORDINARY, is_counted, is_timed
 from ddpwatch.wire.messages import Message, Step, decode, encode
 
 __all__ = ["METRICS", "NO_SKEW", "BucketSkew", "LaunchSkew", "RankFacts", "StepAcrossRanks"]
 
 METRICS = ("late", "wait", "step", "exposed", "overlap", "data", "between")
-_LATEST_NS = 1 << 62  # every stamp is below
 
 
 class _Frames(Mapping[int, Step]):
@@ -127,7 +127,7 @@ class StepAcrossRanks:
         self.members_of = members
         self.shifts: Shifts = NO_SHIFTS
         self.counted = self.ordinary = self.timed = self.reduced = True
-        self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
+        self.start_ns, self.end_ns, self.longest_ns = FOREVER_NS, 0, 0
         self._frames: dict[int, Step | bytes] = {}
         self._facts: dict[int, RankFacts] = {}
         self._skew: LaunchSkew | None = None
@@ -175,7 +175,7 @@ class StepAcrossRanks:
         self._facts.clear()
         self._skew, self._forgotten = None, False
         self._rows.clear()
-        self.start_ns, self.end_ns = _LATEST_NS, 0
+        self.start_ns, self.end_ns = FOREVER_NS, 0
         for rank, frame in self.ranks.items():
             start = frame.start_ns + self._offset_of(rank)
             self.start_ns, self.end_ns = min(self.start_ns, start), max(self.end_ns, start + frame.duration_ns)
@@ -206,7 +206,7 @@ class StepAcrossRanks:
         self._facts.pop(rank, None)
         self._figures.known.pop(rank, None)
         self.counted = self.ordinary = self.timed = self.reduced = True
-        self.start_ns, self.end_ns, self.longest_ns = _LATEST_NS, 0, 0
+        self.start_ns, self.end_ns, self.longest_ns = FOREVER_NS, 0, 0
         for other, frame in self.ranks.items():
             if other != rank:
                 self._include(frame)

@@ -15,22 +15,22 @@ from ddpwatch.wire.messages import Bye, ClockExchange, FrameError, Group, Hello,
 from ddpwatch.wire.node_step import expand
 
 ATTACHED_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
-KEEP_MARKS = 256  # of each rank: the newest pauses, which explain steps
-KEEP_PINGS = 1024  # of all nodes
-KEEP_FULL = 400  # older full steps, for the overlap alone, as only one step in 64 may be full
+ATTACHED_MARKS = 256  # of each rank: the newest pauses, which explain steps
+ATTACHED_PINGS = 1024  # of all nodes
+ATTACHED_FULL = 400  # older full steps, for the overlap alone, as only one step in 64 may be full
 
 
 class AttachmentBuilder:
     """Keeps the newest steps and the messages that introduce them; its memory is bounded."""
 
     def __init__(self) -> None:
-        self._full: deque[Step] = deque(maxlen=KEEP_FULL)
+        self._full: deque[Step] = deque(maxlen=ATTACHED_FULL)
         self._steps: deque[Step | NodeStep] = deque()
         self._kept = 0  # steps of ranks
         self._marks: dict[int, deque[Mark]] = {}
         self._others: dict[tuple[object, ...], Message] = {}
         self._members: dict[int, list[int]] = {}
-        self._pings: deque[ClockExchange] = deque(maxlen=KEEP_PINGS)
+        self._pings: deque[ClockExchange] = deque(maxlen=ATTACHED_PINGS)
 
     def apply_message(self, message: Message) -> None:
         """Takes one message."""
@@ -40,7 +40,7 @@ class AttachmentBuilder:
             while self._kept - _ranks_in(self._steps[0]) >= ATTACHED_STEPS:
                 self._drop(self._steps.popleft())
         elif isinstance(message, Mark) and message.kind in PAUSE_PHASES:
-            self._marks.setdefault(message.rank, deque(maxlen=KEEP_MARKS)).append(message)
+            self._marks.setdefault(message.rank, deque(maxlen=ATTACHED_MARKS)).append(message)
         elif isinstance(message, (Hello, Bye)):
             self._others[type(message), message.rank] = message
         elif isinstance(message, Group):

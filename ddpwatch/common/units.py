@@ -4,6 +4,7 @@ from __future__ import annotations
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
+FOREVER_NS = 1 << 62  # beyond every stamp and duration
 
 
 def to_ms(ns: float | None) -> float | None:

@@ -323,29 +323,22 @@ class GrowingFile:
             return False
 
 
-def follow_frames(
-    path: str | os.PathLike[str],
-    timeout_s: float = TIMEOUT_S,
-    clock: Callable[[], float] = time.monotonic,
-    note: Callable[[str], None] = lambda _: None,
-) -> Iterator[Frame]:
-    """Yields the frames of a growing recording, until its end, the run's end, or ``timeout_s`` without a frame.
+def follow_frames(path: str | os.PathLike[str], note: Callable[[str], None] = lambda _: None) -> Iterator[Frame]:
+    """Yields the frames of a growing recording, until its end, the run's end, or `TIMEOUT_S` without a frame.
 
     Args:
         path: The file or directory.
-        timeout_s: See above.
-        clock: Monotonic seconds.
         note: Takes each of the source's notes.
     """
     source = FollowSource(path)
-    last_frame = clock()
+    last_frame = time.monotonic()
     try:
-        while not source.over and clock() - last_frame < timeout_s:
+        while not source.over and time.monotonic() - last_frame < TIMEOUT_S:
             frames = source.read(0.2)
             while source.notes:
                 note(source.notes.pop(0))
             for message, envelope in frames:
-                last_frame = clock()
+                last_frame = time.monotonic()
                 yield message, envelope
                 if isinstance(message, Bye) and message.rank is None:
                     return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.compare import AccountChange
-from ddpwatch.analysis.diagnosis.incident import LOST
+from ddpwatch.analysis.diagnosis.incident import LEAST_SHOWN, LOST
 from ddpwatch.analysis.diagnosis.incident_json import AccountFigures
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase, rank_seconds
 from ddpwatch.analysis.figures import Report
@@ -14,7 +14,6 @@ from ddpwatch.report.tables import Table
 
 MOST_NAMED = 5  # accounts in the sentence
 MOST_ROWS = 16
-LEAST_SHARE = 0.0005  # below, a share is shown as 0.0 %
 PARTS = {  # of the bar, by account
     "compute": "compute", "waiting": "waiting", "jitter": "waiting", "transfer": "communication",
     "exposed": "communication", "input": "input", "pause": "pauses", "startup": "rest", "other": "rest",
@@ -29,7 +28,7 @@ def lost_sentence(report: Report) -> str:
         return ""
     ranks = sum(row.steps > 0 for row in report.ranks)
     run = run_size(ranks, lost.rank_seconds)
-    found = [row for row in lost.accounts if row.account in LOST and (row.share or 0.0) >= LEAST_SHARE]
+    found = [row for row in lost.accounts if row.account in LOST and (row.share or 0.0) >= LEAST_SHOWN]
     if not found:
         return f"nothing of {run} lost"
     named = {_named(row, report): 100 * (row.share or 0.0) for row in found[:MOST_NAMED]}
@@ -62,7 +61,7 @@ def account_name(row: AccountFigures | AccountChange) -> str:
 
 def account_table(report: Report) -> Table:
     """Returns the accounts, largest first, without those that are too small to show."""
-    accounts = [row for row in report.lost.accounts if (row.share or 0.0) >= LEAST_SHARE]
+    accounts = [row for row in report.lost.accounts if (row.share or 0.0) >= LEAST_SHOWN]
     rows = [[account_name(row), number(row.seconds), percent(row.share, 1)] for row in accounts[:MOST_ROWS]]
     if rest := accounts[MOST_ROWS:]:
         rows.append([f"{len(rest)} more", number(sum(row.seconds for row in rest)), percent(_shares(rest), 1)])
@@ -74,7 +73,7 @@ def bar_parts(accounts: Sequence[AccountFigures]) -> dict[str, float]:
     shares = dict.fromkeys(CELLS, 0.0)
     for row in accounts:
         shares[PARTS.get(row.account, "rest")] += row.share or 0.0
-    return {part: share for part, share in shares.items() if share >= LEAST_SHARE}
+    return {part: share for part, share in shares.items() if share >= LEAST_SHOWN}
 
 
 def bar(accounts: Sequence[AccountFigures], width: int) -> list[str]:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from ddpwatch.common.statistics import median
+from ddpwatch.common.units import FOREVER_NS
 from ddpwatch.errors import UsageError
 from ddpwatch.sampling.lease import FULL_PPM, detail_of_job
 from ddpwatch.sampling.levels import BARE, FULL
@@ -44,7 +45,6 @@ SENDER_NS = 2_000_000_000  # of steps, of which the sender thread's share is tak
 BARE_PERIOD = 32  # at least one step of each is bare
 STEPS_PER_DECISION = 8
 CPU_PERIOD = 16  # of watched steps, from which on CPU time is taken only around them
-_ANY_NS = 1 << 62
 
 _log = logging.getLogger("ddpwatch")
 
@@ -145,7 +145,7 @@ class SamplingSchedule:
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=COST_PER_OWN, longest=self._longest)
         self._own_ppm = own_ppm
         self._step_ns = SHORT_NS  # a moving average
-        self._limits_hold = (SHORT_NS // 2, _ANY_NS)  # the average: longer than, and up to
+        self._limits_hold = (SHORT_NS // 2, FOREVER_NS)  # the average: longer than, and up to
         self._lease_ppm = 0
         self._light = light
         self._bare = 0.0  # what the hooks cost in a bare step, as a share of it: a moving average
@@ -180,7 +180,7 @@ class SamplingSchedule:
         times = 1 << max(0, min(MOST_TIMES, SHORT_NS // max(1, self._step_ns)).bit_length() - 1)
         self._limits_hold = (
             0 if times == MOST_TIMES else SHORT_NS // (2 * times),
-            _ANY_NS if times == 1 else SHORT_NS // times,
+            FOREVER_NS if times == 1 else SHORT_NS // times,
         )
         self.watched.limit(self._longest * times)
         self.full.limit(max(LONGEST_FULL_PERIOD, FULL_PERIOD_TIMES * times))

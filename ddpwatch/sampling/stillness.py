@@ -10,22 +10,23 @@ from collections import deque
 from typing import Final
 
 from ddpwatch.common.statistics import median_low
+from ddpwatch.common.units import FOREVER_NS
 from ddpwatch.sampling.levels import BARE, is_counted
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Step
 
 STILL_NS: Final = 3_000_000_000
+SILENT_NS: Final = 1_500_000_000  # without a sign that comes twice a second: two are missing
 STILL_STEPS: Final = 2.0  # how many steps' time a rank may stand still where steps are long
 START_NS: Final = 60_000_000_000  # before the first step ends: libraries load, connections are made
 DATA_NS: Final = 30_000_000_000  # in which all ranks may wait for data, or be between steps
 LASTING_NS: Final = 600_000_000_000  # NCCL's own patience
-ENDLESS_NS: Final = 1 << 62
 _PATIENCE_NS: Final = {
     "data": 7_000_000_000,  # in which one may wait for data while others wait for it
     "save": LASTING_NS,
     "compile": LASTING_NS,
     "validation": LASTING_NS,
-    "graph": ENDLESS_NS,
-    NO_LONGER_WATCHED: ENDLESS_NS,
+    "graph": FOREVER_NS,
+    NO_LONGER_WATCHED: FOREVER_NS,
 }
 
 

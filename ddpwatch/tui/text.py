@@ -57,11 +57,11 @@ def wrap(text: str, width: int, lines: int) -> list[str]:
     return [shorten(line, width) for line in out]
 
 
-def flow(parts: Sequence[str], width: int, lines: int, gap: str = " · ") -> list[str]:
+def flow(parts: Sequence[str], width: int, lines: int) -> list[str]:
     """Puts parts onto at most ``lines`` lines of ``width`` cells; no part is broken."""
     out: list[str] = []
     for part in parts:
-        joined = f"{out[-1]}{gap}{part}" if out else part
+        joined = f"{out[-1]} · {part}" if out else part
         if out and (cell_len(joined) <= width or len(out) == lines):
             out[-1] = joined
         else:

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.analysis.diagnosis.hangs.liveness import AGENT_SILENT_NS
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict
 from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.window import summarise
@@ -22,7 +21,7 @@ from ddpwatch.recording.rotation import RotatingWriter
 from ddpwatch.recording.selection import Selection
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
-from ddpwatch.sampling.stillness import STILL_NS
+from ddpwatch.sampling.stillness import SILENT_NS, STILL_NS
 from ddpwatch.viewer.capture import capture
 from ddpwatch.viewer.live_source import Source
 from ddpwatch.viewer.state import RankStatus, RunState
@@ -266,7 +265,7 @@ def still(state: RunState, seconds: int, nodes: dict[int, Node], beating: Iterab
         state.apply_message(status(), received_ns)
 
 
-@pytest.mark.parametrize(("silent_ns", "blamed"), [(0, True), (AGENT_SILENT_NS + 1, False)])
+@pytest.mark.parametrize(("silent_ns", "blamed"), [(0, True), (SILENT_NS + 1, False)])
 def test_nobody_is_blamed_for_a_hang_while_a_node_is_unseen(silent_ns: int, blamed: bool) -> None:
     """The same silence of ranks 2 and 3 is a hang if their agent says so, and nothing known if it is silent, too."""
     state = RunState()

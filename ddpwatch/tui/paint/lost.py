@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.analysis.diagnosis.incident import LOST, Account, AccountName, LostTime
+from ddpwatch.analysis.diagnosis.incident import LEAST_SHOWN, LOST, Account, AccountName, LostTime
 from ddpwatch.analysis.diagnosis.words.account_names import account_names
 from ddpwatch.analysis.diagnosis.words.incident_news import (
     account_text,
@@ -30,7 +30,6 @@ _STYLES: dict[tuple[AccountName, str], tuple[str, str]] = {  # in the order of t
 }  # fmt: skip
 _OTHER = ("idle", "·")
 _LEFT = 12  # columns of the swatch and the share
-_LEAST = 0.0005  # a smaller share would be shown as 0.0 %
 
 
 def lost_rows(model: Overview) -> int:
@@ -103,4 +102,4 @@ def _paint_accounts(canvas: Canvas, lost: LostTime, unit: str, y: int) -> None:
 def _shown(lost: LostTime) -> Sequence[Account]:
     """Returns the lost ones, then the others, each largest first."""
     listed = [*lost_accounts(lost), *(account for account in lost.accounts if account.name not in LOST)]
-    return [account for account in listed if account.ns >= _LEAST * lost.rank_ns]
+    return [account for account in listed if account.ns >= LEAST_SHOWN * lost.rank_ns]

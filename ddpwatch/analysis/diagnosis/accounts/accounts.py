@@ -47,7 +47,7 @@ REFERENCES = 8  # newest watched steps, and newest long ones: what a bare one ma
 PER_OLDER = 0.01  # of a step: what an older one of these has to be more alike by
 LONG = 1.05  # a long step takes longer than usual, by this factor
 LIKE = 1.25  # a bare step that took longer than the most similar watched one, by this factor, is not like it
-KEEP_MARKS = 64  # per rank, that no step has covered yet
+PENDING_MARKS = 64  # per rank, that no step has covered yet
 MOST_PENDING = 32  # steps
 
 _KEYS: dict[str, AccountKey] = {
@@ -245,7 +245,7 @@ class Ledger:
         """Takes a mark of a pause."""
         phase = PAUSE_PHASES.get(mark.kind)
         if phase is not None and mark.end_ns is not None:
-            marks = self._marks.setdefault(mark.rank, deque(maxlen=KEEP_MARKS))
+            marks = self._marks.setdefault(mark.rank, deque(maxlen=PENDING_MARKS))
             marks.append((phase, mark.start_ns, mark.end_ns))
 
     def add_step(self, across: StepAcrossRanks) -> StepSplit:
@@ -278,7 +278,7 @@ class Ledger:
             for phase, since, until in marks:
                 if since < end:
                     by_phase.setdefault(phase, []).append((since, until))
-            self._marks[step.rank] = deque((mark for mark in marks if mark[2] > end), maxlen=KEEP_MARKS)
+            self._marks[step.rank] = deque((mark for mark in marks if mark[2] > end), maxlen=PENDING_MARKS)
             if by_phase:
                 own = pauses[step.rank] = {phase: union(several) for phase, several in by_phase.items()}
                 window = [(self._ends.get(step.rank, step.start_ns), end)]

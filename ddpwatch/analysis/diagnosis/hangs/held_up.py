@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.hangs.blame import Counts, behind, counts_of
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.sampling.stillness import SILENT_NS
 from ddpwatch.wire.messages import Beat, Step
-
-SILENT_NS = 1_500_000_000  # two heartbeats are missing then
 
 _Beat = tuple[int, Beat]  # and when it was, since the step started (ns)
 

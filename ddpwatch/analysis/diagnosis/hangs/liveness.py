@@ -16,13 +16,12 @@ from ddpwatch.analysis.diagnosis.hangs.sentences import death_message, hang_mess
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, end_of
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.sampling.stillness import STILL_NS
+from ddpwatch.sampling.stillness import SILENT_NS, STILL_NS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Node, Stack, Step
 
 SHOWN_STACKS = 8  # ranks, in an incident
 CHECK_NS = 250_000_000  # between two looks at all ranks
 GAP_NS = 2_000_000_000  # without any frame: the collector, or the machine, was stopped
-AGENT_SILENT_NS = 1_500_000_000  # then nobody knows how a node's ranks are: its agent sends twice a second
 SETTLE_NS = 60_000_000_000  # after a hang's end, for the steps in which ranks waited
 PHASES = {
     "input": "between", "between": "other", "sync": "exposed_comm", "save": "checkpoint", "compile": "compilation",
@@ -138,7 +137,7 @@ class RankLiveness:
 
     def add_node(self, node: Node) -> None:
         """Takes what the root says: whether a node's agent is there."""
-        silent = not node.connected or node.at_ns - node.seen_ns > AGENT_SILENT_NS
+        silent = not node.connected or node.at_ns - node.seen_ns > SILENT_NS
         self._unseen[node.node] = set(node.ranks) if silent else set()
 
     def pass_time(self, now_ns: int) -> None:

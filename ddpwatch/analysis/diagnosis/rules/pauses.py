@@ -30,7 +30,7 @@ WITHIN = 0.25  # a late rank's usual lateness, as a share of a pause: such a pau
 WINDOW = 64  # newest steps: what a usual step is
 FEWEST = 5  # steps, before anything is judged
 KEEP_PAUSES = 256  # the costliest
-KEEP_STEPS = 512  # newest, of a pause that recurs
+KEEP_STRUCK = 512  # newest, of a pause that recurs
 SAMPLED_NS = 2_000_000_000  # after a stall, for the samples that describe it
 TOGETHER = 2  # steps, after a stall: one that comes so soon is part of it
 ALIKE = 8  # times as long are collections that recur as one
@@ -38,7 +38,6 @@ REGULAR_AFTER = 2  # distances, to call a pause regular
 LATE_AGAIN = 2  # times the longest distance so far: what has not come again by then is over
 DENIED_SHARE = 0.5  # of a stall, in which the machine did not let the job run: then it is the machine's
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
-_RECURRING = frozenset(PAUSE_PHASES.values())
 _NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
 
 
@@ -73,7 +72,7 @@ class _Pause:
     unusual: bool = True
     denied: bool = False
     incident: Incident | None = None
-    steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STRUCK))
 
     def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
         self.steps.append(step)
@@ -195,7 +194,7 @@ class Pauses:
     def _add_marked(self, facts: StepFacts) -> None:
         """Adds what marks explain: of all ranks at once, or of the one that is waited for."""
         step, split = facts.across.step, facts.split
-        for phase in _RECURRING:
+        for phase in PAUSE_PHASES.values():
             paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
             if len(paused) > 1 and len(paused) == len(facts.across):
                 most = max(paused.values())

@@ -7,7 +7,7 @@ from math import log
 from ddpwatch.common.statistics import RollingMedian
 
 TAIL_ALARMS = 1e-5  # steps that chance takes beyond the tail, at most
-KEEP_STEPS = 512  # newest
+TAIL_OF = 512  # newest steps
 TAIL_SHARE = 1 / 32  # of the steps, the longest ones: the tail
 FEWEST_IN_TAIL = 2
 TAIL_FROM = 0.05  # of a usual step: the tail does not start below
@@ -24,7 +24,7 @@ class Tail:
     """
 
     def __init__(self) -> None:
-        self._excess = RollingMedian(KEEP_STEPS)
+        self._excess = RollingMedian(TAIL_OF)
 
     def add_excess(self, excess_ns: float, usual_ns: float) -> None:
         """Takes the next step."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import LEAST_SHOWN, LOST, Account, Incident, LostTime
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
 from ddpwatch.common.text import percent
@@ -141,7 +141,7 @@ def lost_text(lost: LostTime, most: int = 3, of: str = "") -> str:
     accounts = lost_accounts(lost)
     total = sum(account.ns for account in accounts)
     parts = [f"{share_text(account.ns / lost.rank_ns)} {account_text(account)}" for account in accounts[:most]]
-    named = [part for part, account in zip(parts, accounts, strict=False) if account.ns / lost.rank_ns >= 0.0005]
+    named = [part for part, account in zip(parts, accounts, strict=False) if account.ns / lost.rank_ns >= LEAST_SHOWN]
     whole = f"{share_text(total / lost.rank_ns)}{f' of {of}' if of else ''}"
     return f"{whole} lost" + (f": {', '.join(named)}" if named else "")
 
