@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from functools import partial
@@ -147,7 +148,7 @@ def run(
     """
     from ddpwatch.launch import Launch, run_headless, run_unwatched, run_with_dashboard, why_unwatched
     from ddpwatch.recording.limits import environment_of
-    from ddpwatch.sampling.lease import parse_detail
+    from ddpwatch.sampling.lease import detail_of_job, parse_detail
 
     plain = is_plain(headless)
     budget_ppm = parse_detail(detail or ("low" if plain and not sys.stderr.isatty() else "normal"))
@@ -158,7 +159,8 @@ def run(
         run_unwatched(command, why)
     launch = Launch(command, record_to, settings)
     if record_to is not None:
-        say_recording(record_to, parse_detail(detail or os.environ.get("DDPWATCH_DETAIL") or "normal"))
+        with contextlib.suppress(UsageError):  # the variable's: the job goes on, and each rank warns
+            say_recording(record_to, detail_of_job({**os.environ, **settings}, records=True))
     show = run_headless if plain else run_with_dashboard
     raise typer.Exit(show(launch, budget_ppm))
 

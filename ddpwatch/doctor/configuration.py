@@ -57,7 +57,7 @@ def _trouble(name: str, value: str) -> tuple[str, str] | None:
         return "ddpwatch is off, and jobs run unwatched", "unset it to watch jobs"
     if name == "DDPWATCH" and value.lower() in ("off", "no", "false", "disabled"):
         return "jobs are watched all the same", "only DDPWATCH=0 turns ddpwatch off"
-    if name == "DDPWATCH_DETAIL" and value != "full":
+    if name == "DDPWATCH_DETAIL":
         return _trouble_of_detail(value)
     if name in LIMITS:
         return _trouble_of_limit(name, value)

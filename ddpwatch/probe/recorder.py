@@ -578,7 +578,7 @@ class StepRecorder:
             self._emit(record)
 
     def _learn(self, record: StepRecord) -> None:
-        """Tells the schedule what each of its steps took, and cost."""
+        """Passes on to the schedule what each of its steps took, and cost."""
         if self.sampling is not None and record.status in LEVELS:
             own_ns = record.own_ns // (1 + len(record.ends))
             for duration in record.durations():

@@ -28,7 +28,7 @@ from ddpwatch.run.regular import open_regular
 
 FULL_PPM = 1_000_000  # of a step: whatever full steps cost
 NORMAL_PPM = 10_000
-DETAILS = {"low": 0, "normal": NORMAL_PPM, "high": FULL_PPM}
+DETAILS = {"low": 0, "normal": NORMAL_PPM, "high": FULL_PPM, "full": FULL_PPM}
 LEASE_NS = 2_000_000_000
 LONGEST_NS = 60_000_000_000  # a deadline further away is a false one
 _WORDS = 4

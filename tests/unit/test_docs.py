@@ -278,7 +278,7 @@ def test_the_settings_are_the_defaults() -> None:
 
 def test_the_ways_to_sample_exist(caplog: pytest.LogCaptureFixture) -> None:
     described = rows(section("docs/sampling.md", "## Detail"))
-    assert [*described] == [*DETAILS, "2%", "full"]
+    assert [*described] == [*DETAILS, "2%"]
     for name in described:
         schedule_of({"DDPWATCH_DETAIL": name})
     assert not caplog.records

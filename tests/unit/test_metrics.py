@@ -291,7 +291,7 @@ def test_each_run_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ended run stays listed for some seconds."""
     jobs, followed = FakeJobs("first"), []
 
-    def next_one(board: Board, endpoint: str) -> None:
+    def next_one(board: Board, endpoint: str, _: int) -> None:
         assert board.values == {"live": (Sample((), 0.0),)}
         followed.append(endpoint)
         if endpoint == "second":

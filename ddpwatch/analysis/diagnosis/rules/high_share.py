@@ -94,7 +94,7 @@ class HighShare:
         """Yields spells, and whether they last.
 
         Args:
-            is_explained: Tells of a spell, by its first step and whether it lasts, that something else is why.
+            is_explained: Says of a spell, by its first step and whether it lasts, that something else is why.
         """
         for spell in (*self._over, *([] if self._spell is None else [self._spell])):
             if is_explained is None or not is_explained(spell.since, spell is self._spell):

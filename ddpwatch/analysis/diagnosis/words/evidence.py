@@ -116,7 +116,7 @@ def _value(name: str, value: float) -> str:
 
 
 def _figure(name: str, value: float) -> str:
-    """Returns a device's figure in words; empty for one that is 0, and so says nothing."""
+    """Returns a device's figure as a text; empty for one that is 0, and so says nothing."""
     text = {**_SHARES, **_RATES, **_SIZES}.get(name)
     if text is None:  # a reason for a lower clock, by its name
         text = f"{name} limits the clock {{}} of the time"

@@ -123,7 +123,7 @@ def _device(incident: Incident, places: JobPlaces) -> str:
 
 
 def _input(incident: Incident, places: JobPlaces) -> str:
-    """Returns what to do about waits for data: in each step, or where the loader starts anew."""
+    """Returns what to do about waits for data: in each step, or where the loader starts again."""
     if text := _device(incident, places):
         return text
     pinned = ", and pin_memory=True" if places.has_gpu() else ""
