@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -101,8 +102,11 @@ def steps_of(frames: Iterator[Frame]) -> list[tuple[int, int]]:
 
 
 def test_a_report_says_the_same(recorded: tuple[Recording, Recording]) -> None:
-    """All but the size of the files."""
-    raw, packed = (report_of(recording.path).as_json() for recording in recorded)
+    """All but the names and sizes of the files."""
+    raw, packed = (
+        json.loads(json.dumps(report_of(recording.path).as_json()).replace(str(recording.path), "FILE"))
+        for recording in recorded
+    )
     for report in (raw, packed):
         report["recording"].pop("bytes", None)
     assert packed == raw
