@@ -240,7 +240,8 @@ def found(runs: Runs) -> Iterator[object]:
     yield ", ".join(name for name, ms in runs.report["phases_ms"].items() if ms > 0 and name != "other")
     uses = Counter(USE_NAMES[row["use"] or "all_reduce"] for row in runs.report["buckets"])
     yield ", ".join(f"{count} {use}" for use, count in uses.items())
-    warnings = [line for line in "\n".join(runs.watched).splitlines() if "ddpwatch " in line]
+    said = "\n".join(runs.watched).splitlines()
+    warnings = [line for line in said if "ddpwatch " in line and not line.startswith("ddpwatch: ")]
     errors = [one["kind"] for one in runs.report["incidents"] + runs.report["notes"] if one["severity"] == "error"]
     yield ", ".join(warnings + errors) or "none"
 
