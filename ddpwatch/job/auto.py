@@ -92,7 +92,11 @@ def install_loops(optimizers: ModuleType) -> None:
             if not _told:
                 _watch(None)
 
-    leave = see_optimizer_steps(first, lambda optimizer: None, _blind)
+    def begin(optimizer: Any) -> None:  # if a closure computes the gradients, it may meet a module of FSDP2 first
+        if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+            first(optimizer)
+
+    leave = see_optimizer_steps(begin, first, _blind)
 
 
 def waits_for_group() -> bool:

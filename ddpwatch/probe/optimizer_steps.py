@@ -13,7 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 OnStep = Callable[[Any], None]  # takes the optimizer
 
-_listeners: list[tuple[OnStep, OnStep, Callable[[Exception], None]]] = []
+Listener = tuple[OnStep, OnStep, Callable[[Exception], None]]
+
+_listeners: list[Listener] = []
 _handles: list[Any] = []
 _running = 0
 
@@ -54,10 +56,13 @@ def _tell(which: int, optimizer: Any) -> None:
     global _running
     _running += 1
     try:
-        for listener in tuple(_listeners):
-            try:
-                listener[which](optimizer)
-            except Exception as error:
-                listener[2](error)
+        told: list[Listener] = []
+        while new := [listener for listener in _listeners if listener not in told]:  # one may add another
+            told += new
+            for listener in new:
+                try:
+                    listener[which](optimizer)
+                except Exception as error:
+                    listener[2](error)
     finally:
         _running -= 1
