@@ -79,7 +79,7 @@ class EventLog:
         """Appends an event."""
         self._events.append(Event(next(self._numbers), at, kind, about))
 
-    def take(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         """Returns the events since the last call, by their time; in the place of lost ones, one that counts them."""
         events = self._events
         taken = [events.popleft() for _ in range(len(events))]

@@ -194,7 +194,7 @@ class LoopProbe:
         Args:
             over: Whether nothing follows.
         """
-        new = self._log.take()
+        new = self._log.take_events()
         self._rest = sorted([*self._rest, *new], key=attrgetter("at"))
         if not over and not any(event.kind in ("forward", "backward_begin") for event in new):
             self._forget_oldest()

@@ -15,10 +15,10 @@ from ddpwatch.report.tables import Table
 MOST_NAMED = 5  # accounts in the sentence
 MOST_ROWS = 16
 PARTS = {  # of the bar, by account
-    "compute": "compute", "waiting": "waiting", "jitter": "waiting", "transfer": "communication",
-    "exposed": "communication", "input": "input", "pause": "pauses", "startup": "rest", "other": "rest",
+    "compute": "compute", "waiting": "waiting", "jitter": "waiting", "transfer": "transfer",
+    "exposed": "transfer", "input": "input", "pause": "pauses", "startup": "other", "other": "other",
 }  # fmt: skip
-CELLS = {"compute": "█", "waiting": "▓", "communication": "▒", "input": "░", "pauses": "▚", "rest": "·"}
+CELLS = {"compute": "█", "waiting": "▓", "transfer": "▒", "input": "░", "pauses": "▚", "other": "·"}
 
 
 def lost_sentence(report: Report) -> str:
@@ -72,7 +72,7 @@ def bar_parts(accounts: Sequence[AccountFigures]) -> dict[str, float]:
     """Returns the shares of the bar, in its order, without those that are too small to show."""
     shares = dict.fromkeys(CELLS, 0.0)
     for row in accounts:
-        shares[PARTS.get(row.account, "rest")] += row.share or 0.0
+        shares[PARTS.get(row.account, "other")] += row.share or 0.0
     return {part: share for part, share in shares.items() if share >= LEAST_SHOWN}
 
 

@@ -91,7 +91,7 @@ def test_the_page_says_what_is_done_with_a_parameter_group(tmp_path: Path) -> No
     write_html(ended_recording(tmp_path / "hsdp.mcap", hsdp_run(4)), tmp_path / "report.html", Selection())
     data = data_of(tmp_path / "report.html")
     drawn = {use for *_, use in data["steps"][0]["ranks"][0]["buckets"]}
-    assert drawn == {row["use"] for row in data["report"]["buckets"]} == set(data["uses"])
+    assert drawn == {row["use"] for row in data["report"]["buckets"]} <= set(data["uses"])
 
 
 def test_the_page_has_the_incidents_of_the_report(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_bar_has_every_part_by_its_share(report: Report) -> None:
     ).lost.accounts  # fmt: skip
     cells, legend = bar(accounts, 20)
     assert cells == "█" * 10 + "▓" * 6 + "▚" * 2 + "·" * 2
-    assert legend == "█ compute 50.0 %  ▓ waiting 30.0 %  ▚ pauses 10.0 %  · rest 10.0 %"
+    assert legend == "█ compute 50.0 %  ▓ waiting 30.0 %  ▚ pauses 10.0 %  · other 10.0 %"
 
 
 def test_many_accounts_are_added_up(report: Report) -> None:

@@ -122,7 +122,7 @@ def test_no_event_is_lost_without_being_counted(bursts: list[int], most: int) ->
         for _ in range(burst):
             log.add_event("forward", number)
             number += 1
-        taken += log.take()
+        taken += log.take_events()
     kept = [event for event in taken if event.kind != "lost"]
     assert len(kept) + sum(event.about for event in taken if event.kind == "lost") == number
     assert log.lost == number - len(kept)
