@@ -42,6 +42,7 @@ from ddpwatch.wire.messages import (
     Bye,
     Device,
     Hello,
+    Layout,
     Mark,
     Message,
     Node,
@@ -122,6 +123,8 @@ class Diagnosis:
             self._placement.add_hello(message)
             self.places.add_hello(message)
             self._liveness.add_hello(message.rank, received_ns)
+        elif isinstance(message, Layout):
+            self.places.layout_kind = message.kind
         elif isinstance(message, Bye):
             self._liveness.add_bye(message, received_ns)
             self.places.add_bye(message)

@@ -18,6 +18,11 @@ from ddpwatch.wire.messages import Bye, Hello
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
 ON_SCREEN = "press 8 (what-if)"
+_PREDICTS = "predicts what would help: other bucket sizes, comm hooks, links"
+_OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
+    "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
+    "call": "start collectives earlier (async_op=True), and wait where results are used: see the timeline",
+}
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _MEMORY = "`ps -eo pid,rss,comm --sort=-rss` shows who has the memory"
 _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
@@ -45,10 +50,12 @@ class JobPlaces:
 
     Attributes:
         source: What `ddpwatch whatif` reads: a recording; else the newest run of the job.
+        layout_kind: What its collectives carry: DDP's buckets, FSDP2's groups, or what calls of its own do.
     """
 
     def __init__(self, source: str = "") -> None:
         self.source = source
+        self.layout_kind = "bucket"
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
 
@@ -132,8 +139,13 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     return f"give the DataLoader more workers (num_workers), with persistent_workers=True{pinned}"
 
 
+def _exposed_by(places: JobPlaces) -> str:
+    """Returns what to do about exposed transfers, by what collectives carry: only DDP's can be predicted."""
+    return _OF_COLLECTIVES.get(places.layout_kind) or f"{places.what_if} {_PREDICTS}"
+
+
 def _exposed(_: Incident, places: JobPlaces) -> str:
-    return f"{places.what_if} predicts what would help: other bucket sizes, comm hooks, links"
+    return _exposed_by(places)
 
 
 def _pause(incident: Incident, places: JobPlaces) -> str:
@@ -202,7 +214,7 @@ def next_step_for(lost: LostTime, places: JobPlaces) -> str:
     worst = next((account.name for account in lost_accounts(lost)), None)
     if worst is None:
         return ""
-    return _BY_ACCOUNT.get(worst) or f"{places.what_if} predicts what would help: bucket sizes, comm hooks, links"
+    return _BY_ACCOUNT.get(worst) or _exposed_by(places)
 
 
 def on_screen(text: str) -> str:
