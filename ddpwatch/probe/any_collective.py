@@ -173,7 +173,10 @@ class AnyCollective:
             future = work.get_future()
         except RuntimeError:  # this backend has none for the operation: only whoever waits knows when it is done
             return
-        future.add_done_callback(Callback(self._done, entry))
+        if future.done():  # in a callback that torch runs here, what a signal raises would be lost
+            entry.done = time.monotonic_ns()
+        else:
+            future.add_done_callback(Callback(self._done, entry))
 
     def _waits_for(self, work: Any) -> None:
         if (entry := self._works.pop(id(work), None)) is not None:
