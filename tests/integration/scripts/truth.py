@@ -1,7 +1,8 @@
 """Schedules that are known in advance: layers whose backward takes a set time, collectives that take a set time.
 
-Prints, per case, what the script itself stamped (with no help of ddpwatch) and what the probe sent; the test compares.
-Delays are sleeps, so nothing competes for the processor; what counts is what the stamps say, not what was asked for.
+Prints, per case and step, what the script itself stamped (with no help of ddpwatch) and what the probe sent; the test
+compares. Delays are sleeps, so nothing here competes for the processor; what counts is what the stamps say, not what
+was asked for.
 """
 
 import contextlib
@@ -10,8 +11,7 @@ import sys
 import threading
 import time
 from functools import partial
-from itertools import accumulate, pairwise
-from pathlib import Path
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -27,11 +27,8 @@ from ddpwatch.probe import session
 from ddpwatch.probe.collectives import GroupHooks
 from ddpwatch.probe.recorder import StepRecord
 
-STEPS = 10  # at least
-PATIENCE = 120  # steps at most until one is undisturbed
-SETTLED = 3  # DDP has rebuilt its buckets, and told
-CALM_S, WEIGHT = 0.002, 10.0  # a longer wait for a core counts tenfold: it may fall between two stamps
-QUIET_S, PER_LAYER_S = 0.004, 0.00075  # what Python needs in a step besides its sleeps
+STEPS = 12
+COMPARED = slice(3, -1)  # by then DDP has rebuilt its buckets, and told; it logs a step with the next one
 MS = 1e-3
 
 
@@ -164,7 +161,7 @@ def collectives_that_take(gather_s: float, scatter_s: float) -> None:
         gather.__call__, scatter.__call__ = before
 
 
-def sharded(layers: list[float], gather_s: float, scatter_s: float, prefetch: bool) -> dict:
+def sharded(layers: list[float], gather_s: float, scatter_s: float, prefetch: bool) -> list[dict]:
     """FSDP2 with a parameter group per layer. With ``prefetch``, a layer is gathered while the one before computes."""
     blocks = [Both(seconds) for seconds in layers]
     for block in blocks:
@@ -175,21 +172,20 @@ def sharded(layers: list[float], gather_s: float, scatter_s: float, prefetch: bo
     model._set_unshard_async_op(prefetch)
     with ddpwatch.watch(model), collectives_that_take(gather_s, scatter_s):
         tap(records)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        blocking = scatter_s * len(layers) + (gather_s if prefetch else gather_s * (2 * len(layers)))
-        overhead_s = 5 * PER_LAYER_S * len(layers)  # of its collectives
-        seen, chosen = until_undisturbed(model, optimizer, 2 * sum(layers) + blocking + overhead_s, [])
-        session._session.recorder.finish()
-    return {
-        "compute": seen[chosen].compute,
-        "comm": sorted(seen[chosen].comm.values()),
-        "waits": sorted(seen[chosen].waits),
-        "step": message(records[chosen]),
-    }
+        seen, _ = train(model)
+    return [
+        {
+            "compute": one.compute,
+            "comm": sorted(one.comm.values()),
+            "waits": sorted(one.waits),
+            "step": message(record),
+        }
+        for one, record in zip(seen[COMPARED], records[COMPARED], strict=True)
+    ]
 
 
-def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, one_bucket: bool = False) -> dict:
-    """Trains a few steps; the stamps of one of them: ours, the probe's, and what DDP logged, one step late.
+def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, one_bucket: bool = False) -> list[dict]:
+    """Trains a few steps; the stamps of each: ours, the probe's, and what DDP logged.
 
     ``layers`` from the last to the first.
     """
@@ -206,20 +202,20 @@ def case(layers: list[float], delays: list[float] | None, pause: float = 0.0, on
         if delays is not None:
             take_time(ddp, delays)
         tap(records)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        logged = []
-        seen, chosen = until_undisturbed(ddp, optimizer, expected(layers, delays or [0.0], pause, one_bucket), logged)
-        session._session.recorder.finish()
-    return {
-        "compute": seen[chosen].compute,
-        "comm": sorted(seen[chosen].comm.values()),
-        "gradients": seen[chosen].hooks,
-        "step": message(records[chosen]),
-        "logged": {key: value for key, value in logged[chosen + 1].items() if key.startswith("backward_")},
-    }
+        seen, logged = train(ddp)
+    return [
+        {
+            "compute": one.compute,
+            "comm": sorted(one.comm.values()),
+            "gradients": one.hooks,
+            "step": message(record),
+            "logged": {key: value for key, value in ddps.items() if key.startswith("backward_")},
+        }
+        for one, record, ddps in zip(seen[COMPARED], records[COMPARED], logged[COMPARED], strict=True)
+    ]
 
 
-def two_modules(layers: list[float], delays: tuple[list[float], list[float]], pause: float) -> dict:
+def two_modules(layers: list[float], delays: tuple[list[float], list[float]], pause: float) -> list[dict]:
     """One after the other, each with buckets and a comm hook of its own; one backward goes through both."""
     first = DDP(nn.Sequential(Pause(pause), *[Layer(seconds) for seconds in layers]), bucket_cap_mb=0.0005)
     second = DDP(nn.Sequential(*[Layer(seconds) for seconds in layers]), bucket_cap_mb=0.0005)
@@ -228,59 +224,25 @@ def two_modules(layers: list[float], delays: tuple[list[float], list[float]], pa
         take_time(first, delays[0], "first")
         take_time(second, delays[1], "second")
         tap(records)
-        optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
-        after = sum(layers)
-        times = [expected(layers, delays[1], after + pause), after + expected(layers, delays[0], pause)]
-        seen, chosen = until_undisturbed(both, optimizer, max(times), [])
-        session._session.recorder.finish()
-    return {
-        "compute": seen[chosen].compute,
-        "comm": sorted(seen[chosen].comm.values()),
-        "step": message(records[chosen]),
-    }
+        seen, _ = train(both)
+    return [
+        {"compute": one.compute, "comm": sorted(one.comm.values()), "step": message(record)}
+        for one, record in zip(seen[COMPARED], records[COMPARED], strict=True)
+    ]
 
 
-def expected(layers: list[float], delays: list[float], pause: float, one_bucket: bool = False) -> float:
-    """How long a step's sleeps take, in closed form: its backward, or a collective that is over later."""
-    arrivals = list(accumulate(layers))
-    launches = arrivals[-1:] if one_bucket else arrivals
-    done = [at + delays[index % len(delays)] for index, at in enumerate(launches)]
-    return max(arrivals[-1] + pause, *done)
+def train(model: nn.Module) -> tuple[list[Stamps], list[dict]]:
+    """The steps' stamps, and what DDP logged of each, which it does one step late."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen, logged = [], []
+    for _ in range(STEPS):
+        seen.append(one_step(model, optimizer))
+        logged.append(model._get_ddp_logging_data() if isinstance(model, DDP) else {})
+    session._session.recorder.finish()
+    return seen, [*logged[1:], {}]
 
 
-def until_undisturbed(
-    model: nn.Module, optimizer: torch.optim.Optimizer, expected_s: float, logged: list[dict]
-) -> tuple[list[Stamps], int]:
-    """Trains until a step took little longer than it has to, by the script's own stamps, and hardly waited for a core,
-    both on the slowest rank: other load can only delay it. The steps, and which it was; one more follows it, as DDP
-    logs late.
-    """
-    seen, times = [], []
-    layers = sum(isinstance(module, Layer | Pause) for module in model.modules())
-    limit = torch.tensor(expected_s + QUIET_S + PER_LAYER_S * layers)
-    dist.all_reduce(limit, dist.ReduceOp.MAX)
-    while len(seen) < STEPS or (min(times[SETTLED:-1]) > limit and len(seen) < PATIENCE):
-        waited_s = waits_s()
-        seen.append(step := one_step(model, optimizer))
-        if isinstance(model, DDP):
-            logged.append(model._get_ddp_logging_data())
-        waited_s = waits_s() - waited_s
-        took = torch.tensor((step.end - step.compute[0][0]) / 1e9 + WEIGHT * max(0.0, waited_s - CALM_S))
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        times.append(took.item())
-    return seen, SETTLED + times[SETTLED:-1].index(min(times[SETTLED:-1]))
-
-
-def waits_s() -> float:
-    """How long the threads of this process have waited for a core."""
-    total = 0
-    for task in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            total += int(task.read_text().split()[1])
-    return total / 1e9
-
-
-def hook_fires(layers: list[float], statistics: bool) -> dict:
+def hook_fires(layers: list[float], statistics: bool) -> list[dict]:
     """When each gradient was accumulated: by a Python hook of the script's own, and by the probe.
 
     ``statistics``: the probe reads them from DDP, as it does where it can; otherwise from Python hooks of its own.
@@ -292,16 +254,21 @@ def hook_fires(layers: list[float], statistics: bool) -> dict:
         probe.hasattr = lambda owner, name: name != "get_backward_stats" and hasattr(owner, name)
     with ddpwatch.watch(ddp):
         tap(records)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        seen, chosen = until_undisturbed(ddp, optimizer, expected(layers, [0.0], 0.0), [])
-        session._session.recorder.finish()
+        seen, _ = train(ddp)
     if not statistics:
         del probe.hasattr
-    step, sent = message(records[chosen]), records[chosen].message(0, 0)
-    base = min(sent.hook_param)
     names = [name for name, _ in ddp.module.named_parameters()]
-    probed = {names[id - base]: sent.start_ns + ns for id, ns in zip(sent.hook_param, sent.hook_ns, strict=True)}
-    return {"own": seen[chosen].hooks, "probed": probed, "step": step}
+    return [
+        {"own": one.hooks, "probed": arrivals(record, names), "step": message(record)}
+        for one, record in zip(seen[COMPARED], records[COMPARED], strict=True)
+    ]
+
+
+def arrivals(record: StepRecord, names: list[str]) -> dict[str, int]:
+    """When each parameter's gradient came, as the probe sent it."""
+    sent = record.message(0, 0)
+    base = min(sent.hook_param)
+    return {names[id - base]: sent.start_ns + ns for id, ns in zip(sent.hook_param, sent.hook_ns, strict=True)}
 
 
 def note_gradients(ddp: DDP) -> None:
@@ -379,15 +346,15 @@ def main() -> None:
     with ddpwatch.watch(anchor):
         for name, run in cases.items():
             dist.barrier()
-            emit({"case": name, **run()})
+            emit(name, run())
     dist.destroy_process_group()
 
 
-def emit(line: dict) -> None:
+def emit(case: str, steps: list[dict]) -> None:
     everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, line)
+    dist.all_gather_object(everyone, steps)
     if dist.get_rank() == 0:
-        print("RESULT " + json.dumps(everyone), flush=True)
+        print("RESULT " + json.dumps([case, everyone]), flush=True)
 
 
 if __name__ == "__main__":
