@@ -35,7 +35,7 @@ class Score:
             watched.
         cost: What it says it costs (``stated_ns``, of incidents with one kind), against the truth.
         oracle: The chances that tests find it that know more (`diagnosis_oracle.py`), also from the first `SOON_STEPS`
-            watched steps that it struck. None where there is no such test.
+            watched steps that it struck. None where there is no such test, or nobody asked.
         strength: How far the fault stands out: its rank's extra lateness in watched steps, in standard errors of the
             rank's lateness without it. Below some 5 to 8, no test finds it that is seldom wrong.
         pieces: How many incidents it made of it.
@@ -78,8 +78,8 @@ class Result:
     rank_steps: int = 0
 
 
-def play(job: Job) -> Result:
-    """Feeds a job to the engine, step by step."""
+def play(job: Job, ask_oracle: bool = False) -> Result:
+    """Feeds a job to the engine, step by step. To ask the oracle takes as long again."""
     fleet = job.fleet
     diagnosis = Diagnosis(fleet.names)
     result = Result(job, [Score(truth) for truth in job.truths])
@@ -110,7 +110,8 @@ def play(job: Job) -> Result:
     for score in result.scores:
         score.latest = latest(score.truth, np.array(watched))
         score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
-        score.oracle = _oracle(score.truth, np.array(figures), np.array(watched))
+        if ask_oracle:
+            score.oracle = _oracle(score.truth, np.array(figures), np.array(watched))
     judge(result.scores, result.incidents, job.shape.world)
     result.others = unexplained(job.truths, result.incidents, job.shape.world)
     return result

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
@@ -43,13 +43,14 @@ def spells_of(shape: list[tuple[int, int]], newest: int) -> list[Incident]:
 def hovering(draw: st.DrawFn) -> list[tuple[int, int]]:
     """Spells with gaps of any length between them, as of a figure that hovers around a threshold."""
     at, found = 20, []
-    for _ in range(draw(st.integers(1, 30))):
+    for _ in range(draw(st.integers(1, 12))):
         until = at + draw(st.integers(0, 60))
         found.append((at, until))
         at = until + draw(st.integers(1, 120))
     return found
 
 
+@settings(max_examples=50)  # of some 800 steps each, whose verdict is asked for after every one
 @given(hovering())
 def test_a_rank_that_hovers_changes_the_verdict_seldom_and_stays_one_incident(shape: list[tuple[int, int]]) -> None:
     standing, kinds, identities = Standing(), [], set()

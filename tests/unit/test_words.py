@@ -3,7 +3,7 @@
 import ast
 import re
 import tokenize
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,21 +30,24 @@ VAGUE = {"add", "apply", "take"}  # a method says what
 AS_TORCH_HAS_IT = {"StoreConnection.add"}  # a c10d store's
 
 
-def names() -> Iterator[tuple[str, str]]:
+@cache
+def names() -> list[tuple[str, str]]:
     """What has a name in the package, and where."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         file = str(path.relative_to(PACKAGE))
-        yield file, path.stem
+        found.append((file, path.stem))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                yield f"{file}:{node.lineno}", node.name
-                yield from (
+                found.append((f"{file}:{node.lineno}", node.name))
+                found += [
                     (f"{file}:{method.lineno}", f"{node.name}.{method.name}")
                     for method in node.body
                     if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
-                )
+                ]
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{file}:{node.lineno}", node.name
+                found.append((f"{file}:{node.lineno}", node.name))
+    return found
 
 
 def words(name: str) -> set[str]:
@@ -78,14 +81,16 @@ def test_the_glossary_has_none_of_them() -> None:
     assert not {word for term in re.findall(r"\*+([^*]+)\*+", GLOSSARY) for word in words(term)} & INSTEAD.keys()
 
 
-def texts() -> Iterator[tuple[str, str]]:
+@cache
+def texts() -> list[tuple[str, str]]:
     """What people read: the package's strings, its page, and the docs, each with its place."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         with path.open("rb") as file:
             strings = [token for token in tokenize.tokenize(file.readline) if "STRING" in tokenize.tok_name[token.type]]
-        yield from ((f"{path.relative_to(PACKAGE)}:{token.start[0]}", token.string) for token in strings)
+        found += [(f"{path.relative_to(PACKAGE)}:{token.start[0]}", token.string) for token in strings]
     pages = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.html"))
-    yield from ((page.name, page.read_text()) for page in pages)
+    return found + [(page.name, page.read_text()) for page in pages]
 
 
 @pytest.mark.parametrize(("old", "say"), OLD.items())
