@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from tests.support import process_count
-from tests.support.fork_server import TESTS, ForkServer, heed_signals
+from tests.support.fork_server import TESTS, ForkServer, close_the_server, heed_signals
 from tests.support.jobs import forked_command
 
 ID_LENGTH = 100
@@ -97,6 +97,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_server_is_left() -> Iterator[None]:
+    yield
+    close_the_server()
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.launch import Launch
 from ddpwatch.run import rundir
 from ddpwatch.wire.messages import RANK_MESSAGES, encode
+from tests.support.fork_server import ADDRESS, server_address
+from tests.support.jobs import forked_command
 from tests.support.runs import record, run_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,12 +251,7 @@ def test_torch_that_is_missing_or_broken_is_a_line(monkeypatch: pytest.MonkeyPat
     assert "exit code -6" in check.text
 
 
-def facts_of(code: str) -> list[str]:
-    """What prints the facts, after code that breaks torch."""
-    return [sys.executable, "-c", f"import runpy, torch; {code}; {RUN_FACTS}"]
-
-
-RUN_FACTS = "runpy.run_module('ddpwatch.doctor.torch_facts', run_name='__main__')"
+RUN_FACTS = "import runpy; runpy.run_module('ddpwatch.doctor.torch_facts', run_name='__main__')"
 BROKEN: dict[str, tuple[str, str, str]] = {
     "an attribute is gone": (
         "import torch.distributed.fsdp._fully_shard._fsdp_state as s; del s._get_module_fsdp_state",
@@ -266,7 +263,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     ),
     "it crashes": (
         "import os, torch.distributed.fsdp as fsdp; fsdp.fully_shard = lambda *_, **__: os.abort()",
-        "FSDP2", "unwatched: exit code -6",
+        "FSDP2", "unwatched: exit code 134",
     ),
     "no network": (
         "import os; os.environ['GLOO_SOCKET_IFNAME'] = 'none'", "probe", "no Gloo group of one rank can be made",
@@ -276,9 +273,15 @@ BROKEN: dict[str, tuple[str, str, str]] = {
 
 @pytest.mark.seconds(20)
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_part_that_does_not_work_with_this_torch_is_named(fault: str) -> None:
+def test_a_part_that_does_not_work_with_this_torch_is_named(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What prints the facts is forked, after code that breaks torch."""
     code, name, text = BROKEN[fault]
-    found = {check.name: check for check in training.parts(*training.torch_facts(facts_of(code)))}
+    script = tmp_path / "facts.py"
+    script.write_text(f"{code}\n{RUN_FACTS}")
+    monkeypatch.setenv(ADDRESS, server_address())
+    found = {check.name: check for check in training.parts(*training.torch_facts(forked_command(0, None, script)))}
     off = [check.name for check in found.values() if check.state == "warn"]
     assert name in off
     assert set(off) <= {name, "comm hooks", "group hooks"}
