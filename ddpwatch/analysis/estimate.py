@@ -199,11 +199,51 @@ def _covariance(sums: Mapping[str, float], pair: str, count: int) -> float:
 _Durations = dict[int, _Stratum]
 
 
+class _Gathered:
+    """Strata that have enough steps: as many blocks together as have.
+
+    Args:
+        timed: See `_Stratum.enough`.
+
+    Attributes:
+        until: The newest block in here.
+    """
+
+    def __init__(self, timed: bool) -> None:
+        self.timed = timed
+        self.until = -1
+        self._found: list[tuple[_Durations, list[_Stratum]]] = []
+        self._waiting: _Durations = {}
+
+    def add_block(self, number: int, durations: _Durations) -> None:
+        """Adds the next block, with those that still wait for more steps."""
+        self.until = number
+        _merge(self._waiting, durations)
+        apart = _apart(self._waiting)
+        if all(one.enough(self.timed) for one in apart.values()):
+            self._found.append((self._waiting, _joined(apart, self.timed)))
+            self._waiting = {}
+
+    def strata(self, newest: _Durations) -> list[_Stratum]:
+        """Returns all strata, with those of one more block, which is not kept. Blocks without enough join the last."""
+        with_newest = _Gathered(self.timed)
+        with_newest._found = self._found.copy()
+        _merge(with_newest._waiting, self._waiting)
+        with_newest.add_block(self.until, newest)
+        found, rest = with_newest._found, with_newest._waiting
+        if rest:
+            if found:
+                _merge(rest, found.pop()[0])
+            found.append((rest, _joined(_apart(rest), self.timed)))
+        return [stratum for _, strata in found for stratum in strata]
+
+
 class Estimator:
     """Takes step after step, and estimates at any time. Its memory is bounded."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Durations] = {}  # by time
+        self._gathered = _Gathered(timed=False)  # all but the newest, since the last estimate
         self._stride = STEPS_PER_BLOCK
         self._waiting = self._transfer = self._unsplit = 0
         self._beyond = [0, 0]
@@ -211,7 +251,10 @@ class Estimator:
 
     def add_share(self, share: StepShare) -> None:
         """Adds a step that is neither warm-up nor aborted."""
-        block = self._blocks.setdefault(share.step // self._stride, {})
+        number = share.step // self._stride
+        block = self._blocks.setdefault(number, {})
+        if number <= self._gathered.until:
+            self._gathered = _Gathered(self._gathered.timed)
         stratum = block.get(key := share.duration)
         if stratum is None:
             stratum = block[key] = _Stratum()
@@ -225,6 +268,7 @@ class Estimator:
             self._data_unseen = self._data_unseen or share.data_unseen
         if len(self._blocks) > MOST_BLOCKS:
             self._stride *= 2
+            self._gathered = _Gathered(self._gathered.timed)
             blocks, self._blocks = self._blocks, {}
             for number, durations in blocks.items():
                 _merge(self._blocks.setdefault(number // 2, {}), durations)
@@ -291,20 +335,13 @@ class Estimator:
         )
 
     def _strata(self, timed: bool) -> list[_Stratum]:
-        """Returns strata that have enough steps: as many blocks together as have."""
-        found: list[_Durations] = []
-        waiting: _Durations = {}
-        for number in sorted(self._blocks):
-            _merge(waiting, self._blocks[number])
-            apart = _apart(waiting)
-            if all(one.enough(timed) for one in apart.values()):
-                found.append(waiting)
-                waiting = {}
-        if waiting:
-            if found:
-                _merge(waiting, found.pop())
-            found.append(waiting)
-        return [stratum for durations in found for stratum in _joined(_apart(durations), timed)]
+        if self._gathered.timed != timed:
+            self._gathered = _Gathered(timed)
+        *older, newest = sorted(self._blocks)
+        for number in older:
+            if number > self._gathered.until:
+                self._gathered.add_block(number, self._blocks[number])
+        return self._gathered.strata(self._blocks[newest])
 
 
 def _merge(into: _Durations, durations: _Durations) -> None:

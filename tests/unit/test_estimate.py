@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ddpwatch.analysis.estimate import Estimate, Estimator, StepShare
@@ -60,6 +62,22 @@ def test_each_length_counts_by_its_steps() -> None:
     assert found.step_ns == pytest.approx(40 * MS)
     assert found.exposed_ns == pytest.approx((1 * 250 + 40 * 50) / 300 * MS)
     assert found.exposed_reach_ns == 0
+
+
+def test_whoever_asks_meanwhile_changes_nothing() -> None:
+    """Some steps come late; after 2,048, a block has twice as many; the first ones are too rarely full to be timed."""
+    dice, asked, shares = random.Random(5), Estimator(), list[StepShare]()
+    for number in range(16, 2_600):
+        late = max(16, number - 150 * (number % 97 == 0))
+        seen = (dice.randint(5, 9), 5, 20) if dice.random() < number / 5_000 else ()
+        shares.append(share(late, dice.choice((20, 25, 140)), *seen))
+        asked.add_share(shares[-1])
+        if number % 7 == 0:
+            found = asked.estimate()
+        if number % 500 == 0:
+            assert asked.estimate() == estimated(*shares)
+    assert found.exposed_reach_ns
+    assert asked.estimate() == estimated(*shares)
 
 
 def test_what_ranks_wait_beyond_the_communication_is_not_exposed() -> None:
