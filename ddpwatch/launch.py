@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.job.job_output import OutputPipe
-from ddpwatch.job.output_copy import OutputBuffer
 from ddpwatch.run import rundir, startup
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.wire.messages import Status
 
 if TYPE_CHECKING:
     from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
+    from ddpwatch.job.job_output import OutputPipe
+    from ddpwatch.job.output_copy import OutputBuffer
 
 BOOTSTRAP = Path(__file__).parent / "job" / "path"
 END_GRACE_S = 5.0  # for the collector to close its recording after the job
@@ -92,6 +91,7 @@ class Launch:
     def recording_errors(self) -> list[str]:
         """Returns what was wrong with this job's recordings, from the snapshots that its runs have left."""
         from ddpwatch.recording.reader import Recording
+        from ddpwatch.wire.messages import Status
 
         found = []
         with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
@@ -278,6 +278,8 @@ def run_headless(launch: Launch, budget_ppm: int = 0) -> int:
 
 def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
     """Runs the job with its output aside and the dashboard in this terminal; then shows the end of the output."""
+    from ddpwatch.job.job_output import OutputPipe
+
     try:
         output = OutputPipe(launch.name)
     except DdpwatchError as error:  # no memory, no pipe or no home for it
@@ -335,7 +337,8 @@ def _show_output(process: subprocess.Popen[bytes], output: OutputPipe, state: st
         print(f"ddpwatch: {state}; Ctrl-C ends it", file=sys.stderr)
         while process.poll() is None:
             offset = _print_from(output.buffer, offset)
-            time.sleep(RELAY_POLL_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(RELAY_POLL_S)
         output.wait(END_GRACE_S)
         _print_from(output.buffer, offset)
     return _exit_code(process)

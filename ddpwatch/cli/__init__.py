@@ -5,6 +5,7 @@ stdout is for data, stderr for messages. Exit codes: 0 success, 1 failure of wha
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from ddpwatch import streams
@@ -23,6 +24,7 @@ def main() -> None:
         try:
             app()
         finally:
+            gc.freeze()  # or the interpreter, before it exits, looks through all modules for what nobody needs
             sys.stdout.flush()
     except DdpwatchError as error:
         say(f"ddpwatch: error: {error.message}")

@@ -347,9 +347,8 @@ class Collector:
         if self._recording_thread is not None:
             self._recording_thread.finish(CLOSE_S if self._signal is None else SIGNALLED_CLOSE_S)
             self._recording, self._recording_thread = self._recording_thread.state, None
-            if self._recording.error:
-                self._publish_status()  # what the disk did not take, for viewers only
-                self._send_to_viewers()
+            self._publish_status()  # what the disk did not take, for viewers only
+            self._send_to_viewers()
         self._write_last_view()
         self._info.ended = True
         self._publish_info()

@@ -234,8 +234,9 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
             if time.monotonic() >= due and state.frames:
                 yield from run.lines()
                 due = time.monotonic() + EVERY_S
-        for message, envelope in source.read(0.3):  # after the run's end, for the last status of its recording
-            state.apply_message(message, envelope.received_ns)
+        if state.status is not None and state.status.recording:  # one more says how the recording was closed
+            for message, envelope in source.read(0.3):
+                state.apply_message(message, envelope.received_ns)
     finally:
         source.close()
     yield from run.lines()

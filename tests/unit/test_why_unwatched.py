@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,20 @@ def test_a_process_writes_no_more_than_the_file_may_have(tmp_path: Path, monkeyp
     tell("group", "1 2")
     os.mkfifo(path)
     tell("group", "1 2")  # waits for nobody who reads
+
+
+def test_only_a_process_that_imports_torch_pays_for_the_import_hooks(tmp_path: Path) -> None:
+    """The package here stands for torch, whose own imports bring in most of what the hooks do."""
+    startup.create(path := tmp_path / "job.startup")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    shown = "print('wrapt' in sys.modules, 'asyncio' in sys.modules)"
+    code = f"import sys; {shown}; import torch; {shown}; print(torch.__spec__.name, torch.__loader__.name)"
+    environment = os.environ | {startup.VARIABLE: str(path), "PYTHONPATH": f"{SITECUSTOMIZE.parent}:{tmp_path}"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    assert done.stdout.splitlines() == ["False False", "True True", "torch torch"]
+    assert startup.read(path) == [startup.Process(torch=True)]
 
 
 def test_forwards_are_known_from_phases() -> None:

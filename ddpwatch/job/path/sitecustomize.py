@@ -1,6 +1,6 @@
 """Runs at the start of every Python process below `ddpwatch run`, so that modules of DDP and FSDP2 are watched.
 
-Costs a process that never imports torch next to nothing, and must never break one. Runs the ``sitecustomize`` that
+Costs a process that never imports torch a few milliseconds, and must never break one. Runs the ``sitecustomize`` that
 Python would have found without this one.
 """
 
@@ -83,6 +83,21 @@ def _watch_imports() -> None:
         register_post_import_hook(_told, name)
 
 
+class _BeforeTorch:
+    """Waits for the first import of torch: wrapt imports what takes 60 ms, of which torch imports most itself."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != "torch":
+            return None
+        try:
+            sys.meta_path.remove(cls)
+        except ValueError:  # another thread imports it, too
+            return None
+        _watch_imports()
+        return importlib.util.find_spec(name)  # past what has been put before the other finders
+
+
 def _told(module):  # type: ignore[no-untyped-def]
     _tell(_TOLD[module.__name__])
 
@@ -101,5 +116,8 @@ if os.environ.get("DDPWATCH") != "0":
     if _STARTUP:
         _tell_start()
         atexit.register(_tell_error)
-    _watch_imports()
+    if "torch" in sys.modules:
+        _watch_imports()
+    else:
+        sys.meta_path.insert(0, _BeforeTorch)
 _run_next_sitecustomize()
