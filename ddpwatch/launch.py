@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.run import rundir, startup
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 BOOTSTRAP = Path(__file__).parent / "job" / "path"
 END_GRACE_S = 5.0  # for the collector to close its recording after the job
-RELAY_POLL_S = 0.2
+OUTPUT_POLL_S = 0.2
 CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
 TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 FORWARDED = TERMINATING | {signal.SIGUSR1, signal.SIGUSR2}  # schedulers announce a job's time limit with these
+SI_TKILL = -6  # how Linux says that a signal is for one thread
 KEYS = {signal.SIGINT, signal.SIGQUIT}  # Ctrl-C and Ctrl-\\
 REFUSALS = {
     errno.ENOENT: ("command not found", "give the whole command after --"),
@@ -171,8 +172,8 @@ class Launch:
             UsageError: The command cannot be started.
         """
         with _signals_blocked() as (signals, mask):
-            process, over = self._start(output, signals, mask), threading.Event()
-            relay = threading.Thread(target=self._relay, args=(process, signals, over, on_hangup), daemon=True)
+            process = self._start(output, signals, mask)
+            relay = threading.Thread(target=self._relay, args=(process, signals, on_hangup), daemon=True)
             relay.start()
             try:
                 yield process
@@ -180,7 +181,8 @@ class Launch:
                 process.wait()  # even if the viewer has failed
                 with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone: the exit code counts
                     self._wait_for_collector()
-                over.set()  # nobody waits for the relay to notice
+                if relay.is_alive():
+                    signal.pthread_kill(cast("int", relay.ident), min(signals))
 
     def _start(self, output: int | None, signals: set[signal.Signals], mask: set[int]) -> subprocess.Popen[bytes]:
         def restore_signals() -> None:
@@ -205,14 +207,16 @@ class Launch:
         self,
         process: subprocess.Popen[bytes],
         signals: set[signal.Signals],
-        over: threading.Event,
         on_hangup: Callable[[], None],
     ) -> None:
-        """Passes signals on to the job, except those that the terminal has sent it already."""
-        while not over.is_set():
-            info = signal.sigtimedwait(signals, RELAY_POLL_S)
-            if info is None:
-                continue
+        """Passes signals on to the job, except those that the terminal has sent it already.
+
+        Ends with a signal to this very thread.
+        """
+        while signals:
+            info = signal.sigwaitinfo(signals)  # CPython's `sigtimedwait` makes signals up after SIGSTOP
+            if info.si_code == SI_TKILL:
+                return
             from_kernel = info.si_code > 0  # that is, from the terminal: to all of its foreground process group
             if not (from_kernel and info.si_signo in KEYS):
                 with contextlib.suppress(PermissionError):  # the job is another user's, by sudo
@@ -338,7 +342,7 @@ def _show_output(process: subprocess.Popen[bytes], output: OutputPipe, state: st
         while process.poll() is None:
             offset = _print_from(output.buffer, offset)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(RELAY_POLL_S)
+                process.wait(OUTPUT_POLL_S)
         output.wait(END_GRACE_S)
         _print_from(output.buffer, offset)
     return _exit_code(process)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +120,22 @@ def test_the_job_gets_the_signals_that_are_sent_to_us() -> None:
             assert process.stdout.readline() == f"SIG{name}\n"
         out, _ = process.communicate()
     assert (process.returncode, out) == (5, "")
+
+
+def test_signals_are_passed_on_after_a_pause() -> None:
+    """Of ours, by Ctrl-Z or a debugger, longer than any wait for a signal should last."""
+    with running(*DDPWATCH, "run", "--headless", "--", sys.executable, "-c", LISTENER) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(3)][-1] == "ready\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGCONT)
+        for name in ("USR1", "USR2"):
+            process.send_signal(getattr(signal, f"SIG{name}"))
+            assert process.stdout.readline() == f"SIG{name}\n"
+        assert process.wait() == 5
 
 
 def test_a_signal_that_comes_before_the_job_is_kept_for_it() -> None:
