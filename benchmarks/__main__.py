@@ -28,7 +28,6 @@ JOB, PYTHON = "JOB", "python"
 USUAL = {
     "overhead": f"{JOB} benchmarks/overhead.py --rounds 64",
     "profiler_truth": f"{JOB} benchmarks/profiler_truth.py",
-    "stopped": f"{JOB} benchmarks/stopped.py",
     "collector": f"{PYTHON} benchmarks/collector.py --seconds 40",
     "many_agents": f"{PYTHON} benchmarks/many_agents.py",
     "recording": f"{PYTHON} benchmarks/recording.py",

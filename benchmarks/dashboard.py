@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import os
 import pty
@@ -40,6 +39,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from ddpwatch.common.garbage import few_collections
 from ddpwatch.common.text import UNKNOWN, table
 from tests.support.rounds import Rounds, rounds_done
 
@@ -104,7 +104,7 @@ def child(world: int, view: str, result: Path) -> None:
     from textual.screen import Screen
 
     from ddpwatch.run.rundir import RunInfo
-    from ddpwatch.tui.app import GC_THRESHOLDS, DashboardApp
+    from ddpwatch.tui.app import DashboardApp
     from ddpwatch.tui.feed import AttachSpec
     from ddpwatch.tui.settings import Settings
 
@@ -119,10 +119,10 @@ def child(world: int, view: str, result: Path) -> None:
             frames[-1].append(cost)
 
     Screen._compositor_refresh = timed(Screen._compositor_refresh, drawn)  # type: ignore[method-assign]
-    gc.set_threshold(*GC_THRESHOLDS)
     apply: list[Cost] = []
     app.session.apply_frames = timed(app.session.apply_frames, apply.append)  # type: ignore[method-assign]
-    app.run()
+    with few_collections():
+        app.run()
     painted = [[sum(part) for part in zip(*frame, strict=True)] for frame in frames if len(frame) > 1]
     result.write_text(json.dumps({"frames": painted, "apply": apply}))
 

@@ -129,6 +129,7 @@ class StepAcrossRanks:
         self.counted = self.ordinary = self.timed = self.reduced = True
         self.start_ns, self.end_ns, self.longest_ns = FOREVER_NS, 0, 0
         self._frames: dict[int, Step | bytes] = {}
+        self._as_sent: dict[int, bytes] = {}  # of decoded ones
         self._facts: dict[int, RankFacts] = {}
         self._skew: LaunchSkew | None = None
         self._rows: dict[str, array[float]] = {}
@@ -156,14 +157,18 @@ class StepAcrossRanks:
         """The ranks that have sent the step."""
         return self._frames.keys()
 
-    def add_step(self, step: Step) -> None:
-        """Adds one rank's step; it replaces an earlier one of that rank. Drops what was compared before."""
+    def add_step(self, step: Step, frame: bytes = b"") -> None:
+        """Adds one rank's step; it replaces an earlier one of that rank. Drops what was compared before.
+
+        ``frame`` is the step as it was sent, where that is known: then it need not be encoded again.
+        """
         if self.shifts:  # they were those of other frames
             self.align(NO_SHIFTS)
         if step.rank in self._frames:
             self._exclude(step.rank)
         self._include(step)
         self._frames[step.rank] = step
+        self._as_sent[step.rank] = frame
         self._skew = self._most_exposed = self.share = None
         self._packed = self._forgotten = False
         self._rows.clear()
@@ -277,7 +282,8 @@ class StepAcrossRanks:
         self._packed = self.ranks.packed = True
         for rank, frame in self._frames.items():
             if not isinstance(frame, bytes):
-                self._frames[rank] = encode(frame)
+                self._frames[rank] = self._as_sent.get(rank) or encode(frame)
+        self._as_sent.clear()
         return True
 
     def detached(self) -> StepAcrossRanks:
@@ -287,6 +293,7 @@ class StepAcrossRanks:
         copy.start_ns, copy.end_ns, copy.longest_ns = self.start_ns, self.end_ns, self.longest_ns
         copy.share, copy.ordinary = self.share, self.ordinary
         copy._frames.update(self._frames)
+        copy._as_sent.update(self._as_sent)
         copy.ranks.packed = self.ranks.packed
         return copy
 

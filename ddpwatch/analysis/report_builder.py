@@ -194,12 +194,12 @@ class ReportBuilder:
         self._forwards: bool | None = False
         self._buckets: defaultdict[tuple[int, tuple[Bucket, ...]], BucketsTogether] = defaultdict(BucketsTogether)
 
-    def apply_message(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
-        """Takes one message, and when it was received (ns since the Unix epoch; 0 if that is not known).
+    def apply_message(self, message: Message, received_ns: int = 0, frame: bytes = b"") -> list[StepAcrossRanks]:
+        """Takes a message, when it was received (ns since the Unix epoch), and as what it was sent, if that is known.
 
         Returns the steps that it completes.
         """
-        completed = self._run.apply_message(message, received_ns)
+        completed = self._run.apply_message(message, received_ns, frame)
         for across in completed:
             self._close(across)
         if isinstance(message, Step):

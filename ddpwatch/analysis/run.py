@@ -69,16 +69,16 @@ class Run:
         assert self._diagnosis is not None, "this run is not diagnosed"
         return self._diagnosis
 
-    def apply_message(self, message: Message, received_ns: int = 0) -> list[StepAcrossRanks]:
-        """Takes one message, and when it was received (0 if that is not known); returns the steps that it closes.
+    def apply_message(self, message: Message, received_ns: int = 0, frame: bytes = b"") -> list[StepAcrossRanks]:
+        """Takes one message, when it was received (0 if that is not known), and as what it was sent, if that is known.
 
-        These are the one that it completes and those before it that lack a rank, oldest first, or the one that has
-        waited longest, if too many wait.
+        Returns the steps that it closes: the one that it completes and those before it that lack a rank, oldest first,
+        or the one that has waited longest, if too many wait.
         """
         if self._diagnosis is not None:
             self._diagnosis.apply_message(message, received_ns)
         if isinstance(message, Step):
-            return self._add_steps(self._matcher.add_step(message))
+            return self._add_steps(self._matcher.add_step(message), message, frame)
         if isinstance(message, Hello):
             self.clocks.meet(message)
             self.groups.apply_message(message)
@@ -102,7 +102,7 @@ class Run:
     def steps(self, frames: Iterable[Frame]) -> Iterator[StepAcrossRanks]:
         """Takes all frames of a run, and yields its steps."""
         for message, envelope in frames:
-            yield from self.apply_message(message, envelope.received_ns)
+            yield from self.apply_message(message, envelope.received_ns, envelope.frame)
         yield from self.rest()
 
     def estimate(self) -> Estimate:
@@ -129,7 +129,10 @@ class Run:
         self._expected = world_size if self._selected is None else min(world_size, self._selected)
         self._most_open = OPEN.of(self._expected)
 
-    def _add_steps(self, steps: Iterable[NumberedStep]) -> list[StepAcrossRanks]:
+    def _add_steps(
+        self, steps: Iterable[NumberedStep], sent: Step | None = None, frame: bytes = b""
+    ) -> list[StepAcrossRanks]:
+        """Adds numbered steps; ``frame`` is what ``sent`` came as."""
         closed: list[StepAcrossRanks] = []
         for number, step in steps:
             if number > self.newest.get(step.rank, -1):
@@ -137,7 +140,7 @@ class Run:
             across = self._step(number)
             if across is None:
                 continue
-            across.add_step(step)
+            across.add_step(step, frame if step is sent else b"")
             if len(across) >= self._expected and number in self._open:
                 closed += [self._close(older) for older in sorted(self._open) if older <= number]
             elif len(self._open) > self._most_open:

@@ -12,6 +12,7 @@ from ddpwatch import streams
 from ddpwatch.cli import live, recordings
 from ddpwatch.cli.options import app
 from ddpwatch.cli.shared import say
+from ddpwatch.common.garbage import few_collections
 from ddpwatch.errors import DdpwatchError
 
 __all__ = ["app", "live", "main", "recordings"]
@@ -22,7 +23,8 @@ def main() -> None:
     streams.prepare()
     try:
         try:
-            app()
+            with few_collections():
+                app()
         finally:
             gc.freeze()  # or the interpreter, before it exits, looks through all modules for what nobody needs
             sys.stdout.flush()

@@ -65,7 +65,7 @@ def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = L
     try:
         while state.end is None and (time.monotonic() - heard < SILENCE_S or may_go_on(source, endpoint)):
             for message, envelope in source.read(0.2):
-                state.apply_message(message, envelope.received_ns)
+                state.apply_message(message, envelope.received_ns, envelope.frame)
                 heard = time.monotonic()
             if source.over:
                 _narrate(source.trouble)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,13 +24,12 @@ from ddpwatch.analysis.findings import findings, notes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import Run
+from ddpwatch.common.garbage import few_collections
 from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.wire.messages import Layout
-
-YOUNG_OBJECTS = 50_000  # between two garbage collections
 
 
 @dataclass
@@ -62,28 +59,14 @@ def report_of(path: str | os.PathLike[str], selection: Selection | None = None, 
     return report_of_recording(Recording(path), selection, drawn)
 
 
+@few_collections()
 def report_of_recording(recording: Recording, selection: Selection | None = None, drawn: Drawn | None = None) -> Report:
     """Reports on an open recording, as `report_of` does."""
-    with _rare_collections():
-        return _report_of(recording, selection or Selection(), drawn)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Collects rarely: frames have no cycles, and to look for them takes a tenth of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(YOUNG_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-def _report_of(recording: Recording, chosen: Selection, drawn: Drawn | None) -> Report:
+    chosen = selection or Selection()
     recording.check(chosen)
     builder = ReportBuilder(_expected(chosen), str(recording.path))
     for message, envelope in recording.select(chosen):
-        steps = builder.apply_message(message, envelope.received_ns)
+        steps = builder.apply_message(message, envelope.received_ns, envelope.frame)
         if drawn is not None:
             drawn.outline.add_all(steps)
             if isinstance(message, Layout):
@@ -119,6 +102,7 @@ def _about(recording: Recording, builder: ReportBuilder) -> RecordingFigures:
     )
 
 
+@few_collections()
 def compare_recordings(
     paths: Sequence[str | os.PathLike[str]], selection: Selection | None = None, seed: int = 0
 ) -> RunComparison:

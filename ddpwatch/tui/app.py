@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -43,9 +42,6 @@ from ddpwatch.tui.views import RunView, Views
 from ddpwatch.viewer.live_source import SILENCE_S
 
 JOIN_S = 0.5
-# A run keeps a million objects without a cycle. A full garbage collection would stop the screen for half a second each
-# time. So young objects are collected often, and a few at a time.
-GC_THRESHOLDS = (2_000, 5, 40_000)
 
 
 class DashboardApp(App[int]):
@@ -449,7 +445,6 @@ def run_dashboard(
     if baseline is not None:
         Recording(baseline)  # a bad file fails here, not on the screen
     app = DashboardApp(spec, settings=load_settings().override(theme, ascii_only), baseline=baseline)
-    gc.set_threshold(*GC_THRESHOLDS)
     app.run()
     if app.failure is not None:
         raise app.failure

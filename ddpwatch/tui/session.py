@@ -111,7 +111,7 @@ class ViewerSession:
         frames = list(frames)
         keeps_up = len(frames) < BATCH
         for message, envelope in frames:
-            self.state.apply_message(message, envelope.received_ns)
+            self.state.apply_message(message, envelope.received_ns, envelope.frame)
             self.log.take_message(message, envelope.received_ns)
             if keeps_up and isinstance(message, Step):
                 step = self.state.steps.get(message.step)

@@ -54,7 +54,7 @@ def _verdict_on(info: RunInfo) -> str:
     source, state = LiveSource(info.publish), RunState()
     try:
         for message, envelope in snapshot(source, LOOK_S):
-            state.apply_message(message, envelope.received_ns)
+            state.apply_message(message, envelope.received_ns, envelope.frame)
     except UsageError as error:
         return str(error)
     finally:
@@ -226,7 +226,7 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
     try:
         while state.end is None and (time.monotonic() - received < SILENCE_S or may_go_on(source, endpoint)):
             for message, envelope in source.read(0.2):
-                state.apply_message(message, envelope.received_ns)
+                state.apply_message(message, envelope.received_ns, envelope.frame)
                 received = time.monotonic()
             trouble = _narrate_change(trouble, source)
             if source.over:
@@ -236,7 +236,7 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
                 due = time.monotonic() + EVERY_S
         if state.status is not None and state.status.recording:  # one more says how the recording was closed
             for message, envelope in source.read(0.3):
-                state.apply_message(message, envelope.received_ns)
+                state.apply_message(message, envelope.received_ns, envelope.frame)
     finally:
         source.close()
     yield from run.lines()
@@ -376,7 +376,7 @@ def print_lines(
 
     print(HEADER)
     for message, envelope in frames:
-        state.apply_message(message, envelope.received_ns)
+        state.apply_message(message, envelope.received_ns, envelope.frame)
         printed_ns = printed_ns or envelope.received_ns
         if envelope.received_ns - printed_ns >= EVERY_S * 1e9:
             print_line()

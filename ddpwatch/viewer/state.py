@@ -181,13 +181,16 @@ class RunState:
         """Ranks of the job; 0 while unknown."""
         return self.groups.world_size
 
-    def apply_message(self, message: Message, received_ns: int) -> None:
-        """Takes one message. Never raises on a valid message, in whatever order they come."""
+    def apply_message(self, message: Message, received_ns: int, frame: bytes = b"") -> None:
+        """Takes one message, and as what it was sent, if that is known.
+
+        Never raises on a valid message, in whatever order they come.
+        """
         self.now_ns = max(self.now_ns, received_ns)
         self.first_ns = self.first_ns or received_ns
         self.version += 1
         self.frames += 1
-        self._run.apply_message(message, received_ns)
+        self._run.apply_message(message, received_ns, frame)
         if isinstance(message, Step):  # nearly all are
             self._apply_step(message, received_ns)
         elif isinstance(message, Device):

@@ -160,7 +160,7 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True, omit_
             raise ValueError("parameter columns differ in length")
 
 
-class Span(msgspec.Struct, array_like=True):
+class Span(msgspec.Struct, array_like=True, gc=False):
     """One phase of a step: [start, end) in ns from the step's start."""
 
     phase: PhaseName
@@ -168,7 +168,7 @@ class Span(msgspec.Struct, array_like=True):
     end: Ns
 
 
-class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, omit_defaults=True):
+class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, omit_defaults=True, gc=False):
     """One optimizer step of one rank, sent after the step.
 
     ``spans`` come from the hooks: ``forward``, ``backward`` (first gradient to the end of the graph), ``sync`` (from

@@ -36,9 +36,3 @@ def hodges_lehmann(ratios: Sequence[float]) -> Estimate:
 def ratios(values: Sequence[float], reference: Sequence[float]) -> list[float]:
     """Each value by the reference of its round."""
     return [value / base for value, base in zip(values, reference, strict=True)]
-
-
-def ratio_cells(values: Sequence[float], reference: Sequence[float]) -> list[str]:
-    """The cells of a table: how many times the reference, and the interval of that."""
-    estimate = hodges_lehmann(ratios(values, reference))
-    return [f"{estimate.value:.3f}", f"{estimate.low:.3f} … {estimate.high:.3f}"]

@@ -13,6 +13,7 @@ from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.step import comm_of
 from ddpwatch.export.tables import bucket_rows
 from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import decode, encode
 from tests.support.frames import MS, bare, hello, run, state_of, step
 
 offsets = st.lists(st.integers(0, 40), min_size=2, max_size=2)
@@ -73,6 +74,21 @@ def test_a_packed_step_is_the_same_step():
     view.pack()
     view.forget_facts()
     assert (dict(view.ranks), dict(view.figures), view.skew) == before
+
+
+def test_a_packed_step_is_kept_as_it_was_sent():
+    """Nothing is encoded again, but for a step that came otherwise, or was changed since."""
+    state = RunState()
+    state.apply_message(hello(0, 3), 0)
+    frames = [encode(step(rank)) for rank in range(3)]
+    for frame in frames[:2]:
+        state.apply_message(decode(frame), 0, frame)
+    state.apply_message(decode(frames[2]), 0)
+    state.steps[0].pack()
+    kept = state.steps[0]._frames
+    assert kept[0] is frames[0]
+    assert kept[1] is frames[1]
+    assert kept[2] == frames[2]
 
 
 def test_a_step_sent_again_replaces_the_earlier_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch import cli
 from ddpwatch.analysis import across_ranks
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.late.cause import REFERENCE_RANKS, _delays
 from ddpwatch.analysis.run import Run
+from ddpwatch.common import garbage
 from ddpwatch.errors import UsageError
 from ddpwatch.export import writers
 from ddpwatch.export.chrome_trace import align
@@ -23,6 +26,15 @@ from ddpwatch.wire import node_step
 from ddpwatch.wire.messages import Device, Message, Step
 from tests.support import frames
 from tests.support.runs import BEGIN, MS, record, run_of
+
+
+def test_a_command_looks_at_all_objects_next_to_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(cli, "app", lambda: seen.append(gc.get_threshold()))
+    before = gc.get_threshold()
+    cli.main()
+    assert seen == [garbage.THRESHOLDS]
+    assert gc.get_threshold() == before
 
 
 class TestLateRanks:

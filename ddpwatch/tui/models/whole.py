@@ -66,7 +66,7 @@ class WholeRecording:
         first_ns, last_ns = self._span_ns()
         rest_at = time.monotonic() + WORK_S
         for message, envelope in self._frames():
-            for across in run.apply_message(message, envelope.received_ns):
+            for across in run.apply_message(message, envelope.received_ns, envelope.frame):
                 self._note_unusual(across)
             if time.monotonic() >= rest_at:
                 progress = (envelope.received_ns - first_ns) / max(last_ns - first_ns, 1)

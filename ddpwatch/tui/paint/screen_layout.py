@@ -10,7 +10,6 @@ _LEAST_LANES = 5
 _PANEL = (34, 64)
 _DEVICES = 9
 _LEAST_DEVICES = 9
-_LEAST_DEVICES_NARROW = 3
 
 
 @dataclass(frozen=True, slots=True)
