@@ -73,7 +73,7 @@ def _cleaned(value: object) -> object:
 
 def _lost(report: Report) -> dict[str, object]:
     table = account_table(report)
-    bar = bar_parts(report.lost.accounts)
+    bar = bar_parts(report.lost)
     return {"sentence": lost_sentence(report), "bar": bar, "header": table.header, "rows": table.rows}
 
 

@@ -8,7 +8,7 @@ from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
-from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.figures import Report

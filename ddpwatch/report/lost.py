@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ddpwatch.analysis.compare import AccountChange
-from ddpwatch.analysis.diagnosis.incident import LEAST_SHOWN, LOST
-from ddpwatch.analysis.diagnosis.incident_json import AccountFigures
+from ddpwatch.analysis.diagnosis.incident import Account, LostTime
+from ddpwatch.analysis.diagnosis.incident_json import AccountFigures, LostFigures
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase, rank_seconds
+from ddpwatch.analysis.diagnosis.words.lost_time import account_text, lost_text, shown_accounts
 from ddpwatch.analysis.figures import Report
-from ddpwatch.common.text import adding_up, number, percent, run_size
+from ddpwatch.common.text import number, percent, run_size
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.report.tables import Table
 
 MOST_NAMED = 5  # accounts in the sentence
@@ -21,37 +21,34 @@ PARTS = {  # of the bar, by account
 CELLS = {"compute": "█", "waiting": "▓", "transfer": "▒", "input": "░", "pauses": "▚", "other": "·"}
 
 
+def lost_time(lost: LostFigures) -> LostTime:
+    """Returns the accounts that the figures are of."""
+    total = round(lost.rank_seconds * NS_PER_S)
+    rows = [(row.account, row.rank, row.phase or "", round((row.share or 0.0) * total)) for row in lost.accounts]
+    return LostTime(total, tuple(Account(*row) for row in rows))
+
+
 def lost_sentence(report: Report) -> str:
     """Returns what share of the run was lost, and to what; "" where no step shows it."""
     lost = report.lost
-    if lost.lost_share is None:
-        return ""
     ranks = sum(row.steps > 0 for row in report.ranks)
-    run = run_size(ranks, lost.rank_seconds)
-    found = [row for row in lost.accounts if row.account in LOST and (row.share or 0.0) >= LEAST_SHOWN]
-    if not found:
-        return f"nothing of {run} lost"
-    named = {_named(row, report): 100 * (row.share or 0.0) for row in found[:MOST_NAMED]}
-    if rest := 100 * lost.lost_share - sum(named.values()):
-        named["more"] = rest
-    texts = adding_up(100 * lost.lost_share, list(named.values()))
-    parts = [f"{text} % {name}" for name, text in zip(named, texts, strict=True) if name != "more" or float(text)]
-    return f"{percent(lost.lost_share, 1)} of {run} lost: {', '.join(parts)}"
+
+    def named(account: Account) -> str:
+        return _from_layer(account, report)
+
+    return lost_text(lost_time(lost), MOST_NAMED, run_size(ranks, lost.rank_seconds), named)
 
 
-def _named(row: AccountFigures, report: Report) -> str:
+def _from_layer(account: Account, report: Report) -> str:
     """Returns an account with the layer from which on the rank was slow."""
     blamed = (
         incident.param
         for incident in report.incidents
-        if incident.ranks == [row.rank] and incident.phase == row.phase and incident.param
+        if incident.ranks == [account.rank] and incident.phase == account.phase and incident.param
     )
-    layer = next(blamed, None) if row.rank is not None and row.phase else None
-    return account_name(row) if layer is None else account_name(row).removesuffix(")") + f", from {layer} on)"
-
-
-def _shares(accounts: Sequence[AccountFigures]) -> float:
-    return sum(row.share or 0.0 for row in accounts)
+    layer = next(blamed, None) if account.rank is not None and account.phase else None
+    text = account_text(account)
+    return text if layer is None else text.removesuffix(")") + f", from {layer} on)"
 
 
 def account_name(row: AccountFigures | AccountChange) -> str:
@@ -61,24 +58,25 @@ def account_name(row: AccountFigures | AccountChange) -> str:
 
 def account_table(report: Report) -> Table:
     """Returns the accounts, largest first, without those that are too small to show."""
-    accounts = [row for row in report.lost.accounts if (row.share or 0.0) >= LEAST_SHOWN]
-    rows = [[account_name(row), number(row.seconds), percent(row.share, 1)] for row in accounts[:MOST_ROWS]]
-    if rest := accounts[MOST_ROWS:]:
-        rows.append([f"{len(rest)} more", number(sum(row.seconds for row in rest)), percent(_shares(rest), 1)])
+    found = sorted(shown_accounts(lost_time(report.lost)), key=lambda one: -one[0].ns)
+    rows = [[account_text(one), number(one.ns / NS_PER_S), percent(share, 1)] for one, share in found[:MOST_ROWS]]
+    if rest := found[MOST_ROWS:]:
+        seconds = sum(account.ns for account, _ in rest) / NS_PER_S
+        rows.append([f"{len(rest)} more", number(seconds), percent(sum(share for _, share in rest), 1)])
     return Table("Where the time went", ["account", rank_seconds(report.run.timing_source), "share"], rows)
 
 
-def bar_parts(accounts: Sequence[AccountFigures]) -> dict[str, float]:
+def bar_parts(lost: LostFigures) -> dict[str, float]:
     """Returns the shares of the bar, in its order, without those that are too small to show."""
     shares = dict.fromkeys(CELLS, 0.0)
-    for row in accounts:
-        shares[PARTS.get(row.account, "other")] += row.share or 0.0
-    return {part: share for part, share in shares.items() if share >= LEAST_SHOWN}
+    for account, share in shown_accounts(lost_time(lost)):
+        shares[PARTS.get(account.name, "other")] += share
+    return {part: share for part, share in shares.items() if share}
 
 
-def bar(accounts: Sequence[AccountFigures], width: int) -> list[str]:
+def bar(lost: LostFigures, width: int) -> list[str]:
     """Returns the accounts as a bar of that many characters, and its legend."""
-    shares = bar_parts(accounts)
+    shares = bar_parts(lost)
     if not shares:
         return []
     cells, done, covered = "", 0.0, sum(shares.values())

@@ -46,7 +46,7 @@ def _lost(report: Report) -> list[str]:
     sentence = lost_sentence(report)
     if not sentence:
         return []
-    drawn = [f"    {line}" for line in bar(report.lost.accounts, BAR_WIDTH)]
+    drawn = [f"    {line}" for line in bar(report.lost, BAR_WIDTH)]
     return [f"**{plain(sentence)}**", "", *drawn, "", *_table(account_table(report))]
 
 

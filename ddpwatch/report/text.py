@@ -79,7 +79,7 @@ def _lost(report: Report) -> list[str]:
     sentence = lost_sentence(report)
     if not sentence:
         return []
-    drawn = bar(report.lost.accounts, BAR_WIDTH)
+    drawn = bar(report.lost, BAR_WIDTH)
     return [clean(sentence), *drawn, "", *_table(account_table(report))]
 
 

@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.words.incident_news import (
-    IncidentNews,
-    News,
-    cost_text,
-    lost_text,
-    message_text,
-    steps_text,
-)
+from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News, cost_text, message_text, steps_text
+from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.estimate import Estimate

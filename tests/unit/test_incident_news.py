@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews
+from ddpwatch.analysis.diagnosis.words.incident_news import ABSENT_NS, IncidentNews
 
 MINOR = Incident(
     kind="straggler", severity="info", message="rank 1 is late", ranks=(1,), phase="forward", since_step=5, open=True
@@ -19,5 +19,28 @@ def test_what_becomes_a_warning_is_news_once() -> None:
     looks = [MINOR, MINOR, WORSE, WORSE, MINOR, WORSE, replace(MINOR, open=False)]
     said = [news.take_incidents([look], at) for at, look in enumerate(looks)]
     assert [[(one.what, one.incident.severity) for one in found] for found in said] == [
-        [("started", "info")], [], [("started", "warning")], [], [], [], [("ended", "info")],
+        [("started", "info")], [], [("started", "warning")], [], [], [], [("ended", "warning")],
     ]  # fmt: skip
+
+
+def test_it_ends_when_the_verdict_drops_it_and_comes_again() -> None:
+    """What is over and may come back goes on; later it is the same one, and said to be back."""
+    news = IncidentNews()
+    held, over = replace(WORSE, open=False, counts=True, until_step=9), replace(WORSE, open=False, until_step=9)
+    back = replace(WORSE, until_step=80, spells=((5, 9), (70, 80)))
+    looks = [WORSE, held, WORSE, held, over, over, back, replace(back, open=False)]
+    said = [news.take_incidents([look], at) for at, look in enumerate(looks)]
+    assert [[one.what for one in found] for found in said] == [
+        ["started"], [], [], [], ["ended"], [], ["again"], ["ended"],
+    ]  # fmt: skip
+    assert said[6][0].text("GPU-seconds") == "again: rank 1 is late"
+
+
+def test_an_earlier_one_is_not_its_end() -> None:
+    earlier = replace(WORSE, open=False, until_step=9)
+    later = replace(WORSE, since_step=600, until_step=610)
+    news = IncidentNews()
+    assert [one.what for one in news.take_incidents([later, earlier], 0)] == ["started", "over"]
+    assert news.take_incidents([earlier], 1) == []
+    (ended,) = news.take_incidents([earlier], ABSENT_NS)
+    assert (ended.what, ended.incident.since_step) == ("ended", 600)

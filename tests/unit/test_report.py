@@ -119,7 +119,7 @@ def test_the_bar_has_every_part_by_its_share(report: Report) -> None:
     accounts = lost(
         report, ("compute", None, "backward", 0.4), ("compute", None, "forward", 0.1), ("waiting", 1, "backward", 0.2),
         ("jitter", None, "exposed_comm", 0.1), ("pause", None, "gc", 0.1), ("startup", None, None, 0.1),
-    ).lost.accounts  # fmt: skip
+    ).lost  # fmt: skip
     cells, legend = bar(accounts, 20)
     assert cells == "█" * 10 + "▓" * 6 + "▚" * 2 + "·" * 2
     assert legend == "█ compute 50.0 %  ▓ waiting 30.0 %  ▚ pauses 10.0 %  · other 10.0 %"

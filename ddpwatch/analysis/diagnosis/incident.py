@@ -16,7 +16,6 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # worst first
 ModuleBucket = tuple[int, int]  # a module's number, and the index of a bucket of it
 AccountName = Literal["compute", "waiting", "jitter", "transfer", "exposed", "input", "pause", "startup", "other"]
 
-LEAST_SHOWN = 0.0005  # of the run: less would be 0.0 %
 LOST: tuple[AccountName, ...] = ("waiting", "jitter", "transfer", "exposed", "input", "pause")
 
 

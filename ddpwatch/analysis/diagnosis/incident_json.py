@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Evidence, Incident, LostTime, Severity
+from ddpwatch.analysis.diagnosis.incident import AccountName, Evidence, Incident, LostTime, Severity
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 from ddpwatch.common.units import NS_PER_S
@@ -96,10 +96,9 @@ def incident_row(incident: Incident, names: LayerNames | None = None) -> Inciden
 def lost_row(lost: LostTime) -> LostFigures:
     """Returns ``lost``: seconds of rank-time by account. ``lost_share`` is what the accounts of lost time add up to."""
     total = lost.rank_ns
-    wasted = sum(account.ns for account in lost.accounts if account.name in LOST)
     return LostFigures(
         rank_seconds=total / NS_PER_S,
-        lost_share=wasted / total if total else None,
+        lost_share=lost.share,
         watched=lost.watched,
         accounts=[
             AccountFigures(

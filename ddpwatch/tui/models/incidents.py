@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, LostTime
-from ddpwatch.analysis.diagnosis.words.incident_news import waited_for
+from ddpwatch.analysis.diagnosis.words.lost_time import waited_for
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 
 

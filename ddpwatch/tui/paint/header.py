@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, share_text
+from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
+from ddpwatch.analysis.diagnosis.words.lost_time import share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.verdict import Severity
 from ddpwatch.common.text import UNKNOWN, ms, percent, plus_minus, size, three_digits, with_unit

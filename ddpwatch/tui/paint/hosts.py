@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
 from ddpwatch.common.text import UNKNOWN, size, spans
 from ddpwatch.tui.models.hosts import HostLine
 from ddpwatch.tui.paint.canvas import Canvas, Row

@@ -7,13 +7,8 @@ from collections.abc import Iterable, Sequence
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
-from ddpwatch.analysis.diagnosis.words.incident_news import (
-    cost_text,
-    message_text,
-    seconds_text,
-    share_text,
-    steps_text,
-)
+from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, message_text, steps_text
+from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines, without

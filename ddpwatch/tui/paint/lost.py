@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ddpwatch.analysis.diagnosis.incident import LEAST_SHOWN, LOST, Account, AccountName, LostTime
+from ddpwatch.analysis.diagnosis.incident import LOST, Account, AccountName, LostTime
 from ddpwatch.analysis.diagnosis.words.account_names import account_names
-from ddpwatch.analysis.diagnosis.words.incident_news import (
+from ddpwatch.analysis.diagnosis.words.lost_time import (
     account_text,
-    lost_accounts,
+    lost_share,
     lost_text,
     seconds_text,
     share_text,
+    shown_accounts,
 )
 from ddpwatch.common.text import percent, run_size
 from ddpwatch.common.units import NS_PER_S
@@ -35,7 +34,7 @@ _LEFT = 12  # columns of the swatch and the share
 def lost_rows(model: Overview) -> int:
     """Returns the most rows that it can use; none before anything is known."""
     lost = model.diagnosed.lost
-    return min(2 + len(_shown(lost)), MOST_ROWS) if lost.rank_ns else 0
+    return min(2 + len(shown_accounts(lost)), MOST_ROWS) if lost.rank_ns else 0
 
 
 def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
@@ -47,7 +46,7 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
     else:
         size = run_size(lost.ranks, lost.rank_ns / NS_PER_S)
         until = "" if model.diagnosed.whole else " so far"
-        _put_heading(canvas, f"{lost_text(lost, 0, size) or 'nothing known'}{until}")
+        _put_heading(canvas, f"{lost_share(lost, size) or 'nothing known'}{until}")
         _paint_bar(canvas, lost, 1)
         _paint_accounts(canvas, lost, model.diagnosed.unit, 2)
     return canvas.rows()
@@ -84,12 +83,13 @@ def _style(account: Account) -> tuple[str, str]:
 
 
 def _paint_accounts(canvas: Canvas, lost: LostTime, unit: str, y: int) -> None:
-    shown = list(zip(_shown(lost), range(y, canvas.height), strict=False))
-    if any(_LEFT + len(account_text(one)) + len(f" {seconds_text(one.ns)} {unit}") >= canvas.width for one, _ in shown):
+    shown = list(zip(shown_accounts(lost), range(y, canvas.height), strict=False))
+    texts = [_LEFT + len(account_text(one)) + len(f" {seconds_text(one.ns)} {unit}") for (one, _), _ in shown]
+    if max(texts, default=0) >= canvas.width:
         unit = "s"
-    for account, row in shown:
+    for (account, share), row in shown:
         style, glyph = _style(account)
-        x = canvas.put(canvas.put(1, row, glyph * 2, style), row, f"{share_text(account.ns / lost.rank_ns):>7} ")
+        x = canvas.put(canvas.put(1, row, glyph * 2, style), row, f"{share_text(share):>7} ")
         names = account_names(account.name, account.rank, account.phase)
         cost = f"{seconds_text(account.ns)} {unit}"
         room = max(canvas.width - x - len(cost) - 2, 0)
@@ -97,9 +97,3 @@ def _paint_accounts(canvas: Canvas, lost: LostTime, unit: str, y: int) -> None:
         text_style = "text" if account.name in LOST else "dim"
         canvas.put(x, row, shorten(name, room), text_style)
         canvas.put(canvas.width - len(cost) - 1, row, cost, "dim")
-
-
-def _shown(lost: LostTime) -> Sequence[Account]:
-    """Returns the lost ones, then the others, each largest first."""
-    listed = [*lost_accounts(lost), *(account for account in lost.accounts if account.name not in LOST)]
-    return [account for account in listed if account.ns >= LEAST_SHOWN * lost.rank_ns]

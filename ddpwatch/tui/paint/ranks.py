@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddpwatch.analysis.diagnosis.words.incident_news import seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
 from ddpwatch.analysis.step import StepFigures
 from ddpwatch.common.text import UNKNOWN, ms, percent
 from ddpwatch.tui.models.devices import DeviceLine

@@ -2,86 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ddpwatch.analysis.diagnosis.incident import LEAST_SHOWN, LOST, Account, Incident, LostTime
-from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
-from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase
-from ddpwatch.common.text import percent
-from ddpwatch.common.units import NS_PER_S
+from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, Severity
+from ddpwatch.analysis.diagnosis.standing import Key, key_of
+from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
 
-ABSENT_NS = 3_000_000_000  # what is absent for less has not ended: its figure wavers around a threshold
-Key = tuple[str, tuple[int, ...], str, int | None]
+ABSENT_NS = 3_000_000_000  # what is gone without being over has ended after that: it may have another explanation
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An incident that started, that ended, or that was over when it was found."""
+    """An incident that started, maybe again, that ended, or that was over when it was found."""
 
     incident: Incident
-    what: Literal["started", "ended", "over"]
+    what: Literal["started", "again", "ended", "over"]
 
     def text(self, unit: str) -> str:
         """Returns one line; with the cost, in that unit, once it is known for good."""
         message = message_text(self.incident)
-        if self.what == "started":
-            return message
+        if self.what in ("started", "again"):
+            return f"again: {message}" if self.what == "again" else message
         return f"{'ended: ' if self.what == 'ended' else ''}{message}; cost {cost_text(self.incident, unit)}"
 
 
 class IncidentNews:
-    """Compares the incidents of one look with those of the look before."""
+    """Compares the incidents of one look with those of the looks before.
+
+    Which is the same one, and when it is over, is what the verdict goes by (`ddpwatch.analysis.diagnosis.standing`).
+    """
 
     def __init__(self) -> None:
-        self._known: set[Key] = set()
-        self._open: dict[Key, Incident] = {}
-        self._absent_ns: dict[Key, int] = {}
+        self._ongoing: dict[Key, Incident] = {}
+        self._seen_ns: dict[Key, int] = {}  # of these, when they were there last
+        self._told: set[tuple[Key, int | None]] = set()  # of those kept, with their first steps
 
     def take_incidents(self, incidents: Sequence[Incident], at_ns: int) -> list[News]:
         """Returns what is new. ``at_ns`` is the time of the look."""
-        found = {_key(incident): incident for incident in incidents}
-        news = [item for key, incident in found.items() for item in self._one(key, incident, found)]
-        for key in [key for key in self._open if key not in found]:
-            since_ns = self._absent_ns.setdefault(key, at_ns)
-            if at_ns - since_ns >= ABSENT_NS:
-                news.append(News(replace(self._open.pop(key), open=False), "ended"))
-        self._absent_ns = {key: at for key, at in self._absent_ns.items() if key in self._open and key not in found}
-        self._known = {*found, *self._open}
+        ongoing = {key_of(incident): incident for incident in reversed(incidents) if _goes_on(incident)}
+        over = [incident for incident in incidents if not _goes_on(incident)]
+        self._seen_ns |= dict.fromkeys(ongoing, at_ns)
+        news = [item for incident in incidents for item in self._take_ongoing(incident, ongoing)]
+        news += [item for key in [*self._ongoing] if key not in ongoing for item in self._take_gone(key, over, at_ns)]
+        news += [News(incident, "over") for incident in over if _told(incident) not in self._told]
+        self._told = {_told(incident) for incident in incidents}
         return news
 
-    def _one(self, key: Key, incident: Incident, found: dict[Key, Incident]) -> list[News]:
-        before = key if key in self._open else None
-        if key not in self._known:
-            gone = (other for other in self._open if other not in found)
-            before = next((other for other in gone if _same(self._open[other], incident)), None)
-        elif before is None:
+    def _take_ongoing(self, incident: Incident, ongoing: Mapping[Key, Incident]) -> list[News]:
+        key = key_of(incident)
+        if ongoing.get(key) is not incident:
             return []
-        was = None if before is None else self._open.pop(before)
-        if not incident.open:
-            return [News(incident, "over" if was is None else "ended")]
-        if was is not None and incident.severity == "info":  # what was a warning stays one
-            self._open[key] = replace(incident, severity=was.severity)
+        was = self._ongoing.pop(key, None)
+        if was is None and incident.kind == "hang":  # others may turn out to hold it up
+            hangs = (other for other, one in self._ongoing.items() if one.kind == "hang" and other not in ongoing)
+            was = self._ongoing.pop(next(hangs, key), None)
+        self._ongoing[key] = incident if was is None else _as_grave(incident, was.severity)
+        if was is None:
+            return [News(incident, "again" if _told(incident) in self._told else "started")]
+        return [News(incident, "started")] if was.severity == "info" != incident.severity else []
+
+    def _take_gone(self, key: Key, over: Sequence[Incident], at_ns: int) -> list[News]:
+        """Takes what went on and does not any more: it is over, or is not there."""
+        before = self._ongoing[key]
+        ended = next((one for one in over if _is_end_of(before, one)), None)
+        if ended is None and at_ns - self._seen_ns[key] < ABSENT_NS:
             return []
-        self._open[key] = incident
-        return [] if was is not None and was.severity != "info" else [News(incident, "started")]
+        del self._ongoing[key]
+        if ended is not None:
+            self._told.add(_told(ended))
+        return [News(_as_grave(ended or replace(before, open=False), before.severity), "ended")]
 
 
-def _family(kind: Kind) -> str:
-    return "late" if KINDS[kind].late else kind
+def _goes_on(incident: Incident) -> bool:
+    return incident.open or incident.counts
 
 
-def _key(incident: Incident) -> Key:
-    family = _family(incident.kind)
-    return family, incident.ranks, "" if family == "late" else incident.phase, incident.since_step
+def _told(incident: Incident) -> tuple[Key, int | None]:
+    return key_of(incident), incident.since_step
 
 
-def _same(before: Incident, now: Incident) -> bool:
-    """Returns whether an incident goes on under another key: its start was seen later, or a hang has become a pause."""
-    if _family(before.kind) == _family(now.kind):
-        return before.ranks == now.ranks or "hang" in (before.kind, now.kind)
-    return before.kind == "hang" and now.kind == "pause" and (before.ranks == now.ranks or not now.ranks)
+def _as_grave(incident: Incident, as_before: Severity) -> Incident:
+    """Returns the incident; what was a warning stays one."""
+    return replace(incident, severity=min(as_before, incident.severity, key=SEVERITIES.index))
+
+
+def _is_end_of(before: Incident, now: Incident) -> bool:
+    """Returns whether what is over is what went on before; a hang becomes a pause."""
+    if before.kind == "hang" and now.kind == "pause":
+        return before.ranks == now.ranks or not now.ranks
+    if now.until_step is not None and before.since_step is not None and now.until_step < before.since_step:
+        return False
+    return key_of(now) == key_of(before)
 
 
 # -- texts ---------------------------------------------------------------------------------------------------
@@ -90,17 +103,6 @@ def _same(before: Incident, now: Incident) -> bool:
 def message_text(incident: Incident) -> str:
     """Returns what happened, and the cause outside the job."""
     return incident.message + (f" ({incident.device})" if incident.device else "")
-
-
-def seconds_text(ns: float) -> str:
-    """Returns rank-time in seconds, with three digits."""
-    value = ns / NS_PER_S
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
-
-
-def share_text(share: float | None) -> str:
-    """Returns a share in percent, with one decimal. An ongoing hang may have cost more than all steps before it."""
-    return ">100 %" if share is not None and share > 1 else percent(share, 1)
 
 
 def cost_text(incident: Incident, unit: str) -> str:
@@ -116,40 +118,3 @@ def steps_text(incident: Incident) -> str:
     if incident.open and incident.kind != "death":
         return f"{since}–"
     return f"{since}" if until in (None, since) else f"{since}–{until}"
-
-
-def account_text(account: Account) -> str:
-    """Returns what the time of an account went into."""
-    return account_in_phase(account.name, account.rank, account.phase)
-
-
-def lost_accounts(lost: LostTime) -> list[Account]:
-    """Returns the accounts of lost time, largest first."""
-    return [account for account in lost.accounts if account.name in LOST]
-
-
-def lost_text(lost: LostTime, most: int = 3, of: str = "") -> str:
-    """Returns ``14.2 % lost: 7.9 % waiting for rank 5 (backward), 2.2 % input``; empty before anything is known.
-
-    Args:
-        lost: Where the time went.
-        most: How many accounts it names.
-        of: Of what the first figure is a share, if that is to be said.
-    """
-    if not lost.rank_ns:
-        return ""
-    accounts = lost_accounts(lost)
-    total = sum(account.ns for account in accounts)
-    parts = [f"{share_text(account.ns / lost.rank_ns)} {account_text(account)}" for account in accounts[:most]]
-    named = [part for part, account in zip(parts, accounts, strict=False) if account.ns / lost.rank_ns >= LEAST_SHOWN]
-    whole = f"{share_text(total / lost.rank_ns)}{f' of {of}' if of else ''}"
-    return f"{whole} lost" + (f": {', '.join(named)}" if named else "")
-
-
-def waited_for(lost: LostTime) -> dict[int, int]:
-    """Returns the rank-time (ns) that all others waited for a rank, by rank."""
-    cost: dict[int, int] = {}
-    for account in lost.accounts:
-        if account.name == "waiting" and account.rank is not None:
-            cost[account.rank] = cost.get(account.rank, 0) + account.ns
-    return cost

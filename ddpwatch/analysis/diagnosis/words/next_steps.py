@@ -12,7 +12,7 @@ from typing import Final
 
 from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Incident, LostTime
 from ddpwatch.analysis.diagnosis.kinds import Kind
-from ddpwatch.analysis.diagnosis.words.incident_news import lost_accounts
+from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.wire.messages import Bye, Hello
 

@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.standing import urgency
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, ENOUGH_STEPS, WORTH_SAYING
-from ddpwatch.analysis.diagnosis.words.incident_news import lost_text
+from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
 from ddpwatch.analysis.diagnosis.words.wording import how_ended, ranks_named, without
 from ddpwatch.analysis.means import ENOUGH_FULL

@@ -1,0 +1,196 @@
+"""One word, one value, whatever says it: of a recording, and of a live run beside what it has recorded.
+
+``pytest -s`` prints a table of each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from ddpwatch import open_recording
+from ddpwatch.analysis.figures import Report
+from ddpwatch.common.text import table as aligned
+from ddpwatch.metrics.figures import Meter
+from ddpwatch.recording.reader import Recording
+from ddpwatch.recording.selection import Selection
+from ddpwatch.report.build import compare_recordings, report_of
+from ddpwatch.report.compare_text import render_compare
+from ddpwatch.report.files import write_html
+from ddpwatch.report.text import render_report
+from ddpwatch.run import rundir
+from ddpwatch.tui.app import DashboardApp
+from ddpwatch.tui.feed import AttachSpec, ReplaySpec
+from ddpwatch.viewer.plain import line
+from ddpwatch.viewer.state import RunState
+from tests.support.dashboards import Clock, ended_recording, screen_text, until
+from tests.support.jobs import ROOT, Job
+from tests.tui.test_same_figures import NUMBER, below, uneven_run
+
+STEPS = 45  # fewer than a live view's figures are of
+LATE = ("--model", "mlp:width=64", "--data", "digits", "--inject", "slow-backward:ms=20,rank=1", "--steps", str(STEPS))
+# Times are ms per step, "lost" and what begins with it percent of the run
+WORDS = ("step", "exposed", "waiting", "transfer", "overlap", "lost", "lost waiting", "lost transfer")
+OUTPUTS = (  # and which words each has
+    ("header", {"step", "exposed", "overlap"}), ("accounts on screen", {"lost", "lost waiting", "lost transfer"}),
+    ("phases on screen", {"exposed"}), ("plain line", {"step", "exposed", "overlap"}),
+    ("metrics", {"step", "exposed", "overlap", "lost", "lost waiting", "lost transfer"}),
+    ("report", {*WORDS}), ("phases", {"exposed"}), ("accounts", {"lost waiting", "lost transfer"}),
+    ("HTML", {*WORDS}), ("JSON", {*WORDS}), ("library", {*WORDS}),
+    ("compare", {"step", "exposed", "waiting", "transfer", "overlap", "lost"}),
+)  # fmt: skip
+Said = dict[str, str]
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["recording", "live"])
+@pytest.mark.seconds(15)
+async def test_each_word_has_one_value(live: bool, run_directory: Path, tmp_path: Path) -> None:
+    """A viewer that was there from the start ends with what the report of the recording says; so does a replay."""
+    file, clock = tmp_path / "run.mcap", Clock()
+    if live:
+        job = Job(ROOT / "demo" / "train.py", *LATE, "--record", str(file), log=tmp_path / "log")
+        app = DashboardApp(AttachSpec(list_ended=rundir.last_views), ticking=False)
+    else:
+        ended_recording(file, uneven_run())
+        job = nullcontext()
+        app = DashboardApp(ReplaySpec("run.mcap", Recording(file), 1.0, clock), clock=clock, ticking=False)
+    async with app.run_test(size=(200, 60)) as pilot:
+        with job:
+            if live:
+                await until(pilot, lambda: app.session.state.frames)
+                assert job.wait() == 0, job.output()
+            await until(pilot, lambda: app.session.state.frames)
+            await pilot.press("full_stop")
+            await until(pilot, lambda: app.session.over and (live or app.session.whole.ready))
+        screen, state = screen_text(app), app.session.state
+    report = report_of(file)
+    said = {**of_screen(screen), **of_state(state), **of_report(report), **of_files(file, tmp_path, report)}
+    print("", *table_of(said), sep="\n")
+    check(said)
+    live_verdict = app.session.overview.verdict.text
+    assert live_verdict == report.verdict.text
+    assert live_verdict in render_report(report)
+    assert live_verdict in line(state, state.diagnosis.incidents())
+    assert " ".join(live_verdict.split()) in " ".join(screen.split())
+
+
+def table_of(said: dict[str, Said]) -> list[str]:
+    return aligned(["output", *WORDS], [[name, *(row.get(word, "") for word in WORDS)] for name, row in said.items()])
+
+
+def check(said: dict[str, Said]) -> None:
+    """Every output has its words, to the last digit that it shows: rounded, or so that the parts add up."""
+    values = {word: float(text) for word, text in said["JSON"].items()}
+    assert [(name, {*row}) for name, row in said.items()] == [*OUTPUTS]
+    for name, row in said.items():
+        for word, text in row.items():
+            unit = 10 ** -len(text.partition(".")[2])
+            part = 1.0 if word in ("waiting", "transfer") or "lost " in word or name == "phases on screen" else 0.5
+            assert abs(float(text) - values[word]) <= part * unit + 0.001, (name, word, text, values[word])
+        if {"exposed", "waiting", "transfer"} <= {*row}:
+            parts = round(float(row["waiting"]) + float(row["transfer"]), 3)
+            assert parts == pytest.approx(float(row["exposed"]), abs=0.0011 if "." in row["exposed"][:-2] else 1e-9)
+
+
+# -- what outputs say ----------------------------------------------------------------------------------------
+
+
+def searched(text: str, **patterns: str) -> Said:
+    """The first match of each pattern; an underscore in a word is a space."""
+    found: Said = {}
+    for word, pattern in patterns.items():
+        match = re.search(pattern.replace("N", NUMBER), text)
+        assert match, f"{word} is not in:\n{text}"
+        found[word.replace("_", " ")] = match[1]
+    return found
+
+
+def of_screen(text: str) -> dict[str, Said]:
+    phases = [line.split() for line in below(text, "where a step goes, ms", 7)]
+    exposed = [float(cells[5]) for cells in phases if len(cells) == 8 and cells[0].isdigit()]
+    return {
+        "header": searched(text, step="step N ms", exposed="exposed N ", overlap="overlap N %"),
+        "accounts on screen": {**searched(text, lost=r"N % of \d+ ranks ×"), **accounts_in(text)},
+        "phases on screen": {"exposed": f"{fmean(exposed):.1f}"},  # of each rank
+    }
+
+
+def of_state(state: RunState) -> dict[str, Said]:
+    """What plain lines end with, and metrics."""
+    plain = line(state, state.diagnosis.incidents())
+    values = Meter().read(state)
+    lost = {sample.labels[0]: sample.value for sample in values["rank_time"]}
+    ms = {
+        name: 1e3 * values[metric][0].value for name, metric in (("step", "step"), ("exposed", "exposed_communication"))
+    }
+    shares = {"overlap": values["overlap"][0].value, "lost": values["lost_time"][0].value}
+    shares |= {"lost waiting": (lost.get("waiting", 0.0) + lost["jitter"]) / sum(lost.values())}
+    shares |= {"lost transfer": lost["transfer"] / sum(lost.values())}
+    return {
+        "plain line": searched(plain, step=r"^ *\d+ +[\d.]+ +N", overlap=r" N % +[\d.]+", exposed=r" % +N"),
+        "metrics": {word: f"{value:.3f}" for word, value in ms.items()}
+        | {word: f"{100 * value:.3f}" for word, value in shares.items()},
+    }
+
+
+def of_report(report: Report) -> dict[str, Said]:
+    text = render_report(report)
+    head, accounts, phases = re.split("Where the time went|The mean step", text)
+    parts = {"waiting": r"\(N waiting", "transfer": r"\+ N transfer"}
+    bar = {"lost_waiting": "▓ waiting N %", "lost_transfer": "▒ transfer N %"}
+    shown = {"step": "\nstep N ms", "exposed": "exposed communication N ", "overlap": "overlap N ", **parts, **bar}
+    rows = re.findall(rf"(waiting for|exposed transfer).* {NUMBER} %$", accounts, re.MULTILINE)
+    assert summed((share, name) for name, share in rows) == accounts_in(head)
+    return {
+        "report": searched(head, lost=r"N % of \d+ ranks ×", **shown),
+        "phases": {"exposed": searched(phases, exposed=" exposed +N ")["exposed"]},
+        "accounts": summed((share, name) for name, share in rows),
+    }
+
+
+def accounts_in(text: str) -> Said:
+    """What was lost to waiting and to transfer, by a list of shares and names."""
+    return summed(re.findall(rf"{NUMBER} % +(waiting for|exposed transfer)", text))
+
+
+def summed(shares: Iterable[tuple[str, str]]) -> Said:
+    sums = {"waiting for": 0.0, "exposed transfer": 0.0}
+    for share, name in shares:
+        sums[name] += float(share)
+    return {"lost waiting": f"{sums['waiting for']:.1f}", "lost transfer": f"{sums['exposed transfer']:.1f}"}
+
+
+def of_files(file: Path, folder: Path, report: Report) -> dict[str, Said]:
+    write_html(file, folder / "report.html", Selection())
+    page = json.loads(re.search(r"const DATA = (\{.*\});\n", (folder / "report.html").read_text())[1])
+    tiles = dict(page["tiles"])
+    html = {word: re.match(NUMBER, tiles[word])[0] for word in WORDS[:5]}
+    html |= searched(page["lost"]["sentence"], lost="N % of") | accounts_in(page["lost"]["sentence"])
+    compared = render_compare(compare_recordings([file, file]))
+    return {
+        "HTML": html,
+        "JSON": in_json(json.loads(json.dumps(report.as_json()))),
+        "library": in_json(open_recording(file).metrics()),
+        "compare": searched(
+            compared, step=" step ms +N", exposed=" exposed +N", waiting="exposed: waiting +N", overlap="overlap +N %",
+            transfer="exposed: transfer +N", lost="lost +N %",
+        ),
+    }  # fmt: skip
+
+
+def in_json(report: dict[str, Any]) -> Said:
+    overlap, lost = report["overlap"], report["lost"]
+    shares: Counter[str] = Counter()
+    for row in lost["accounts"]:
+        shares[{"jitter": "waiting"}.get(row["account"], row["account"])] += 100 * row["share"]
+    times = (report["steps"]["step_ms"], *(overlap[f"{word}_ms"] for word in WORDS[1:4]))
+    ratios = (100 * overlap["ratio"], 100 * lost["lost_share"], shares["waiting"], shares["transfer"])
+    return {word: f"{value:.3f}" for word, value in zip(WORDS, (*times, *ratios), strict=True)}
