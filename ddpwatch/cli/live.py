@@ -101,19 +101,21 @@ def stdio(run: Run = None) -> None:
 
 @app.command()
 def ls(as_json: Json = False) -> None:
-    """List the live runs on this machine."""
+    """List the live runs on this machine, with the verdict on each."""
+    from ddpwatch.common.text import clean
     from ddpwatch.run import rundir
-    from ddpwatch.viewer.plain import run_table, verdict_lines
+    from ddpwatch.viewer.plain import run_table, verdict_on
 
     runs = rundir.live_runs()
     if as_json:
         import msgspec
 
-        print(msgspec.json.encode(runs).decode())
+        rows = [{**msgspec.to_builtins(run), "verdict": verdict_on(run)} for run in runs]
+        print(msgspec.json.encode(rows).decode())
     elif listed := [*runs, *rundir.runs_elsewhere()]:
         print("\n".join(run_table(listed)), flush=True)
-        for text in verdict_lines(runs):
-            print(text)
+        for run in runs:
+            print(f"{clean(run.run_id)}: {clean(verdict_on(run).text)}")
     else:
         say(f"no live run in {rundir.directory()}")
 

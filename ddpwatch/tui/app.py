@@ -29,7 +29,7 @@ from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplayFeed, Replay
 from ddpwatch.tui.feed import events as posted
 from ddpwatch.tui.keys import COMMANDS, LIVE_ONLY, NAVIGATION, REPLAY_ONLY
 from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
-from ddpwatch.tui.models.rank_filter import parse_filter
+from ddpwatch.tui.models.rank_filter import selecting
 from ddpwatch.tui.models.whole import WholeRecording
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.palette import SCHEMES
@@ -294,9 +294,9 @@ class DashboardApp(App[int]):
         if text is None:
             return
         try:
-            parse_filter(text)
+            selecting(text, self.session.state.ranks, self.session.state.status_of)
         except UsageError as error:
-            self.push_screen(AskScreen(f"{error.message}; show", FILTER_HELP, text), self._filter)
+            self.push_screen(AskScreen(f"{error.message}; show", error.hint, text), self._filter)
             return
         self.session.filter = text.strip()
         self.tick()

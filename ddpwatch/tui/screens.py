@@ -38,8 +38,8 @@ HELP = """\
   :               all commands
 """
 SIGNS = """\
-[b]Everywhere[/b]  times are means over the newest full steps, lateness and
-            buckets p50 of the newest 50 steps; "–" means not known
+[b]Everywhere[/b]  times are means over the newest 50 steps, lateness and
+            buckets p50 of these; "–" means not known
   [b]▒[/b] forward  [b]▓[/b] backward  [b]░[/b] optimizer  [b]█[/b] communication  [b]≈[/b] data
   [b]╱[/b] exposed  [b]╲[/b] exposed: waits for the last rank  [b]╍[/b] waits behind compute
   A pause freezes the views, not a live run. Faded figures are stale."""

@@ -16,6 +16,7 @@ from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.estimate import Estimate
+from ddpwatch.analysis.figures import VerdictFigures
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import summarise
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, plus_minus, table
@@ -39,21 +40,18 @@ HEADER = (
 )
 
 
-def verdict_lines(runs: Sequence[RunInfo]) -> list[str]:
-    """Returns the verdict on each run, as far as its collector still knows its steps; runs elsewhere have none."""
-    return [f"{clean(info.run_id)}: {clean(_verdict_on(info))}" for info in runs if not rundir.is_elsewhere(info)]
-
-
-def _verdict_on(info: RunInfo) -> str:
+def verdict_on(info: RunInfo) -> VerdictFigures:
+    """Returns the verdict on a run, as far as its collector still knows its steps, or why there is none."""
     source, state = LiveSource(info.publish), RunState()
     try:
         for message, envelope in snapshot(source, LOOK_S):
             state.apply_message(message, envelope.received_ns, envelope.frame)
     except UsageError as error:
-        return str(error)
+        return VerdictFigures("unseen", "none", error.message)
     finally:
         source.close()
-    return state.verdict(summarise(state.recent()), state.diagnosis.incidents()).text
+    found = state.verdict(summarise(state.window()), state.diagnosis.incidents())
+    return VerdictFigures(found.kind, found.severity, found.text)
 
 
 def run_table(runs: Sequence[RunInfo]) -> list[str]:

@@ -9,6 +9,7 @@ from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire import transport
 from ddpwatch.wire.messages import Beat, Message, encode
 from ddpwatch.wire.transport import LIVE, SNAPSHOT, Envelope
+from tests.support.frames import enveloped, status
 
 
 class Publisher:
@@ -50,6 +51,16 @@ class Publisher:
             assert time.monotonic() < deadline, "no viewer asks"
             if viewer is not None:
                 assert viewer.read(0.01) == []
+
+    def retain(self, messages: Iterable[Message]) -> None:
+        """Waits until a viewer asks, and sends these as what is retained, then a live status."""
+        while not (request := self.request()).startswith(b"\x01" + SNAPSHOT):
+            pass
+        kept = enveloped(list(messages))
+        for number, (message, envelope) in enumerate(kept):
+            self._socket.send_multipart(Envelope(number, envelope.received_ns, encode(message)).parts(request[1:]))
+        self._socket.send_multipart(Envelope(len(kept) - 1, 1, b"").parts(request[1:]))
+        self.message(len(kept), status())
 
     def send_snapshot(self, token: bytes, kept: list[int]) -> None:
         """Sends a snapshot that ends with the newest of these numbers, asked or not."""

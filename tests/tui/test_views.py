@@ -9,6 +9,7 @@ import pytest
 from textual import events
 from textual.command import CommandList
 from textual.widgets import Static
+from textual.widgets._toast import Toast
 
 from ddpwatch.tui.screens import HELP, SIGNS, AskScreen, HelpScreen
 from ddpwatch.tui.settings import Settings
@@ -201,15 +202,41 @@ class TestEverywhere:
             assert not isinstance(app.screen, AskScreen)
             assert len(app.session.overview.ranks) == 8
 
-    async def test_a_filter_that_selects_no_rank(self):
+    async def test_a_filter_without_a_match_is_refused_with_what_there_is(self):
+        app = app_on()
+        async with app.run_test(size=(120, 40)) as pilot:
+            await watching(pilot, run(12, world=8))
+            await pilot.press("slash", *"99", "enter")
+            await until(pilot, lambda: isinstance(app.screen, AskScreen))
+            asked = str(app.screen.query_one(Static).render())
+            assert "99 selects no rank; show: there are ranks 0–7; running; node1" in asked
+            await pilot.press("escape")
+            assert len(app.session.overview.ranks) == 8
+
+    async def test_a_filter_that_selects_no_rank_of_another_run(self):
         app = app_on()
         async with app.run_test(size=(120, 40)) as pilot:
             await watching(pilot, run(12, world=2))
-            await pilot.press("slash", *"99", "enter")
+            app.session.filter = "99"
+            app.tick()
             for key in VIEWS:
                 await pilot.press(key)
                 app.view.scroll_ranks(1)
                 assert "0 shown" in screen_text(app)
+
+    @pytest.mark.parametrize("size", [(80, 24), (120, 36)])
+    async def test_messages_leave_the_table_of_ranks_alone(self, size):
+        app = app_on()
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await watching(pilot, run(12, late_rank=1))
+            before = screen_text(app).splitlines()
+            app.notify("copied")
+            await until(pilot, lambda: app.screen.query(Toast))
+            await pilot.pause()
+            table = next(y for y, text in enumerate(before) if text.startswith(" rank  "))
+            covered = app.screen.query_one(Toast).region
+            assert covered.area
+            assert not set(range(covered.y, covered.bottom)) & set(range(table, table + 3))
 
     async def test_follow_the_slowest_rank(self):
         app = app_on()

@@ -47,7 +47,6 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         process: Those of the rank's process.
         also: Other causes, as text.
         rank: The rank whose device it is, if only one of those in question has it.
-        busy: Processes that had the host's cores, if some rank had to wait for one; busiest first.
     """
 
     cause: str
@@ -59,7 +58,6 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     process: Mapping[str, float] | None = None
     also: Sequence[str] | None = None
     rank: int | None = None
-    busy: Sequence[str] | None = None
 
 
 class DeniedTime(msgspec.Struct, frozen=True):

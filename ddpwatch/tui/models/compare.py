@@ -6,13 +6,16 @@ import queue
 import threading
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, SeriesFigures, changes, compare, figures_of
+from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, changes, compare
+from ddpwatch.analysis.digest import share_of
+from ddpwatch.analysis.estimate import Estimate, Estimator, StepShare
+from ddpwatch.analysis.figures import phases_figures
+from ddpwatch.analysis.run import Run
 from ddpwatch.common.text import UNKNOWN, three_digits
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.export.tables import steps_of
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.tui.text import shorten_name
@@ -32,14 +35,14 @@ class Comparison:
     """The result of comparing the run with the baseline.
 
     Attributes:
-        baseline, run: Figures of both.
+        baseline, run: What holds for all steps of both.
         changes: What changed between them, by figure.
         difference: The verdict.
         steps: Step time of both in ms, oldest first.
     """
 
-    baseline: SeriesFigures
-    run: SeriesFigures
+    baseline: Estimate
+    run: Estimate
     changes: dict[str, FigureChange | None]
     difference: Difference
     steps: tuple[Sequence[float], Sequence[float]]
@@ -77,6 +80,31 @@ def recordings_in(directory: Path) -> list[str]:
     return [path.name for path in found[:MOST_OFFERED]]
 
 
+@dataclass
+class NewestSteps(RunSeries):
+    """The newest steps of a run, and what each adds to the estimates."""
+
+    shares: list[StepShare] = field(default_factory=list)
+
+    def add_step(self, across: StepAcrossRanks) -> None:
+        super().add_step(across)
+        if across.ordinary and len(across):
+            self.shares.append(across.share or share_of(across))
+
+    def keep(self, steps: int) -> None:
+        super().keep(steps)
+        del self.shares[:-steps]
+
+    def estimate(self) -> Estimate:
+        """Returns what holds for all of them, as ``ddpwatch compare`` shows it; texts on phases say these means."""
+        estimator = Estimator()
+        for share in self.shares:
+            estimator.add_share(share)
+        found = estimator.estimate()
+        self.shown = phases_figures(found)
+        return found
+
+
 class Baseline:
     """A recording, read in a thread, which then compares runs with it.
 
@@ -99,8 +127,8 @@ class Baseline:
         self.failure = ""
         self.hello: Hello | None = None
         self.result: Comparison | None = None
-        self._series = RunSeries(self.name)
-        self._runs: queue.SimpleQueue[RunSeries | None] = queue.SimpleQueue()
+        self._series = NewestSteps(self.name)
+        self._runs: queue.SimpleQueue[NewestSteps | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name="ddpwatch-baseline", daemon=True)
 
@@ -113,7 +141,7 @@ class Baseline:
         self._stopped.set()
         self._runs.put(None)
 
-    def request(self, run: RunSeries) -> None:
+    def request(self, run: NewestSteps) -> None:
         """Requests a comparison with a run. Only while ready and not busy."""
         self.busy = True
         self._runs.put(deepcopy(run))
@@ -134,10 +162,10 @@ class Baseline:
         recording = Recording(self.path)
         first, last = recording.steps or (0, 0)
         frames = recording.select(Selection(first=max(first, last - BASELINE_STEPS + 1)))
-        for group in steps_of(self._noting_hello(frames)):
+        for across in Run(source=str(self.path)).steps(self._noting_hello(frames)):
             if self._stopped.is_set():
                 return
-            self._series.add_step(group)
+            self._series.add_step(across)
             self._series.keep(BASELINE_STEPS)
             self.steps, self.version = len(self._series.step), self.version + 1
         if not self.steps:
@@ -154,8 +182,8 @@ class Baseline:
     def _compare(self) -> None:
         while (run := self._runs.get()) is not None and not self._stopped.is_set():
             self.result = Comparison(
-                figures_of(self._series),
-                figures_of(run),
+                self._series.estimate(),
+                run.estimate(),
                 changes(self._series, run),
                 compare(self._series, run),
                 (self._series.step, run.step),
@@ -172,7 +200,7 @@ class LiveSeries:
     """
 
     def __init__(self) -> None:
-        self.series = RunSeries(THIS_RUN)
+        self.series = NewestSteps(THIS_RUN)
         self.newest = -1
 
     def update(self, steps: Sequence[StepAcrossRanks], ranks: int) -> bool:

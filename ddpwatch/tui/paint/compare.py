@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.analysis.compare import FEWEST_STEPS, FigureChange, SeriesFigures
+from ddpwatch.analysis.compare import FEWEST_STEPS, FigureChange
+from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.text import UNKNOWN, percent, three_digits
+from ddpwatch.common.units import to_ms
 from ddpwatch.tui.models.compare import THIS_RUN, CompareModel, Comparison
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.spark import paint_columns
@@ -76,10 +78,10 @@ def _verdict(model: CompareModel) -> tuple[str, str, str]:
 
 
 def _paint_figures(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
-    """Paints medians side by side, and their change with its interval. A sign marks a change beyond chance."""
+    """Paints means side by side, and their change with its interval. A sign marks a change beyond chance."""
     canvas.fill(0, canvas.width, y, " ", "heading")
     heads = (f"{name} ({result.baseline.steps})", f"{THIS_RUN} ({result.run.steps})", "change", "99 % interval")
-    x = canvas.put(1, y, f"{'p50 (steps)':<{_GUTTER - 1}}", "heading")
+    x = canvas.put(1, y, f"{'mean (steps)':<{_GUTTER - 1}}", "heading")
     widths = (_COLUMN, _COLUMN, _COLUMN, _INTERVAL)
     wide = min(max((canvas.width - _GUTTER - sum(widths)) // 2, 0), 20)
     widths = (_COLUMN + wide, _COLUMN + wide, _COLUMN, _INTERVAL)
@@ -119,10 +121,10 @@ def _style(key: str, change: FigureChange | None) -> str:
     return "good" if (change.by > 0) == (key == "overlap") else "bad"
 
 
-def _value(figures: SeriesFigures, key: str) -> str:
+def _value(known: Estimate, key: str) -> str:
     if key == "overlap":
-        return percent(figures.overlap_p50)
-    return three_digits(figures.step_ms_p50 if key == "step" else figures.phases_ms_p50[key])
+        return percent(known.overlap)
+    return three_digits(to_ms(known.step_ns if key == "step" else known.phases_ns.get(key)))
 
 
 def _signed(key: str, value: float | None) -> str:
@@ -135,8 +137,8 @@ def _signed(key: str, value: float | None) -> str:
 
 def _paint_bars(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
     """Paints where a step goes, both to the same scale."""
-    rows = [(name, result.baseline.phases_ms_p50), (THIS_RUN, result.run.phases_ms_p50)]
-    longest = max(sum(value or 0.0 for value in phases.values()) for _, phases in rows)
+    rows = [(name, result.baseline.phases_ns), (THIS_RUN, result.run.phases_ns)]
+    longest = max(sum(phases.values()) for _, phases in rows)
     if y + len(rows) > canvas.height or not longest:
         return y - 1
     room = max(canvas.width - _GUTTER - 2, 0)
@@ -144,7 +146,7 @@ def _paint_bars(canvas: Canvas, result: Comparison, name: str, y: int) -> int:
         canvas.put(1, row, shorten(label, _GUTTER - 2), "strong")
         x = 0.0
         for phase, full, short, style, glyph in PHASE_STYLES:
-            end = x + (phases[phase] or 0.0) * room / longest
+            end = x + phases.get(phase, 0.0) * room / longest
             first, last = _GUTTER + round(x), _GUTTER + round(end)
             canvas.fill(first, last, row, glyph, style)
             text = next((text for text in (f" {full} ", short) if len(text) + 2 <= last - first), "")

@@ -1,5 +1,6 @@
 """The view that compares with a recording, and what is behind it."""
 
+import os
 import re
 import threading
 from itertools import count
@@ -54,6 +55,23 @@ class TestView:
         assert "backward 49.0 69.0 +20.0 ▲" in shown
         assert "forward 28.0 28.0 +0.0 +0.0 … +0.0" in shown
         assert re.search(r"overlap 67 % \d+ % −\d+ pts ▼", shown)
+
+    async def test_without_a_baseline_it_offers_the_recordings_here(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for age, name in enumerate(("new.mcap", "old.mcap", "other.txt")):
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (1000 - age, 1000 - age))
+        app = app_on()
+        async with app.run_test(size=(120, 40)) as pilot:
+            await watching(pilot, run(40))
+            await pilot.press("6")
+            shown = " ".join(screen_text(app).split())
+            assert "recordings here, newest first; b takes one of them new.mcap old.mcap" in shown
+            assert "other.txt" not in shown
+        monkeypatch.chdir(tmp_path.parent)
+        assert "no recording (*.mcap) in this directory" in "".join(
+            text for row in paint_compare(CompareModel(), 80, 10) for text, _ in row
+        )
 
     async def test_the_answer_follows_the_run(self, baseline):
         app = app_on(baseline=baseline)

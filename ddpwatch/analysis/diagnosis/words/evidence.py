@@ -104,9 +104,8 @@ def _device(found: DeviceFigures | DeniedTime) -> list[str]:
         for text, value in (("before, it was", found.before), ("with the other ranks, it was", found.peers))
         if value is not None
     ]
-    busy = [f"busiest processes: {', '.join(found.busy)}"] if found.busy else []
     also = [f"also: {text}" for text in found.also or ()]
-    return [*filter(None, [named, whose]), *compared, *busy, *filter(None, said), *also]
+    return [*filter(None, [named, whose]), *compared, *filter(None, said), *also]
 
 
 def _value(name: str, value: float) -> str:

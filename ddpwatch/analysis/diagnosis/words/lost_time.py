@@ -1,4 +1,4 @@
-"""Where a run's time went, in words.
+"""Sentences on where a run's time went, and the shares in them.
 
 Every sentence, table and bar shows the same shares, and these add up.
 """

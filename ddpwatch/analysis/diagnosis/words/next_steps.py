@@ -90,7 +90,7 @@ class JobPlaces:
         """Returns how to see what a rank does."""
         hello = self._hellos.get(rank)
         if hello is None or rank in self._ended:
-            return f"when it comes back, look at the stack of rank {rank} with py-spy (dump --pid) while it lasts"
+            return f"next time, py-spy dump --pid shows what rank {rank} does while it lasts"
         return f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does"
 
 
@@ -121,8 +121,6 @@ def _device(incident: Incident, places: JobPlaces) -> str:
     at = f"on {host}, " if (host := places.host_of(incident)) else ""
     if isinstance(device, DeviceFigures) and device.cause in _BY_CAUSE:
         return at + _BY_CAUSE[device.cause]
-    if isinstance(device, DeviceFigures) and device.busy:
-        return f"{at}stop or move what has the cores: {', '.join(device.busy)}"
     return (
         f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: stop it, or start fewer threads and workers"
     )

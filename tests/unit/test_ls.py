@@ -1,0 +1,57 @@
+"""`ddpwatch ls` says the verdict on each run, in words and in JSON."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ddpwatch.cli import app
+from ddpwatch.run import rundir
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.viewer import plain
+from ddpwatch.viewer.plain import line
+from tests.support.frames import run, state_of
+from tests.support.publisher import Publisher
+
+
+def listed(publisher: Publisher, *options: str) -> Result:
+    """What it prints while a collector answers it."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(CliRunner().invoke, app, ["ls", *options])
+        publisher.retain(run(40, late_rank=1))
+        return done.result()
+
+
+@pytest.fixture
+def info(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> RunInfo:
+    made = RunInfo(run_id="train-1", ingest="", publish=f"ipc://{run_directory}/pub", pid=1, world_size=2, started=1.0)
+    monkeypatch.setattr(rundir, "live_runs", lambda: [made])
+    return made
+
+
+def test_the_verdict_is_the_one_of_plain_lines(info: RunInfo) -> None:
+    state = state_of(run(40, late_rank=1))
+    said = state.verdict(plain.summarise(state.window()), state.diagnosis.incidents())
+    assert said.text.startswith("rank 1 is late by 40 ms")
+    assert line(state, state.diagnosis.incidents()).endswith(said.text)
+    publisher = Publisher(info.publish)
+    try:
+        assert listed(publisher).output.splitlines()[-1] == f"train-1: {said.text}"
+        (row,) = json.loads(listed(publisher, "--json").output)
+    finally:
+        publisher.close()
+    assert row["verdict"] == {"kind": "straggler", "severity": "bad", "text": said.text}
+    assert (row["run_id"], row["world_size"]) == ("train-1", 2)
+
+
+def test_a_run_that_does_not_answer_has_no_verdict(info: RunInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "LOOK_S", 0.3)
+    done = CliRunner().invoke(app, ["ls", "--json"])
+    assert json.loads(done.output)[0]["verdict"] == {
+        "kind": "unseen", "severity": "none", "text": "the run does not answer",
+    }  # fmt: skip
+    assert info.run_id in CliRunner().invoke(app, ["ls"]).output
