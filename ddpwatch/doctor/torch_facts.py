@@ -81,7 +81,6 @@ def _watch(model: Any, probe: Any) -> Any:
     """Returns what trains the model, and then returns its last step as a message and the number of its layouts."""
     import torch
 
-    from ddpwatch.probe.completion import drain
     from ddpwatch.probe.guard import Guard
     from ddpwatch.probe.guarded import ProbeContext
     from ddpwatch.probe.recorder import StepRecorder
@@ -92,7 +91,8 @@ def _watch(model: Any, probe: Any) -> Any:
     errors: list[tuple[str, Exception]] = []
     recorder = StepRecorder(records.append)
     guard = Guard(lambda feature, error: errors.append((feature, error)))
-    attached = probe(model, ProbeContext(recorder, guard, published.append))
+    context = ProbeContext(recorder, guard, published.append)
+    attached = probe(model, context)
 
     def train() -> tuple[Any, int]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -103,8 +103,8 @@ def _watch(model: Any, probe: Any) -> Any:
             recorder.optimizer_end()
             optimizer.zero_grad()
         recorder.finish()
-        drain()
         attached.close()
+        context.completions.stop()
         for feature, error in errors:
             raise RuntimeError(f"{feature}: {_text(error)}") from error
         return records[-1].message(0, 0), sum(isinstance(message, Layout) for message in published)

@@ -33,14 +33,14 @@ class DdpObserver(Protocol):
     def before_launch(self) -> int:
         """Returns the stamp of a collective that is about to be issued, or 0 to leave it unobserved."""
 
-    def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> BucketRecord | None:
+    def after_launch(self, index: int | None, nbytes: int, at: int, pending: Any) -> BucketRecord | None:
         """Records a collective that was issued.
 
         Args:
             index: The bucket's index, None for the next one.
             nbytes: Its size.
             at: What `before_launch` returned.
-            future: Gives what completes when the result is there; making it takes time.
+            pending: Its work, or a future that completes when the result is there.
 
         Returns:
             The bucket's record, None if it is not recorded.
@@ -142,7 +142,7 @@ class GroupHooks:
     def _after(self, observer: DdpObserver, args: Any) -> None:
         nbytes, at = self._unissued.pop(args.op_id, (0, 0))
         if at:
-            observer.after_launch(None, nbytes, at, args.work.get_future)
+            observer.after_launch(None, nbytes, at, args.work)
 
 
 def _nobody() -> None:

@@ -132,7 +132,7 @@ def _after(observer: DdpObserver, bucket: GradBucket, future: Any, launch: Launc
         return
     at, nbytes, before = launch
     idle = bool(before) and before == issued_anywhere() and future.done()
-    entry = observer.after_launch(bucket.index(), nbytes, at, lambda: future)
+    entry = observer.after_launch(bucket.index(), nbytes, at, future)
     if entry is not None:
         entry.idle = idle
 

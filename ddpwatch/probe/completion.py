@@ -1,45 +1,118 @@
-"""Completions of collectives: callbacks that their own threads run, and the stream that waits for them on a GPU."""
+"""Completions of collectives: threads of ddpwatch's own that wait for them, and the stream that waits on a GPU.
+
+No Python of ddpwatch's runs on a backend's thread, as a callback would. If the interpreter is ending by then, taking
+the GIL ends such a thread in the middle of C++, which aborts the process; an unwatched job has no Python there.
+"""
 
 from __future__ import annotations
 
-import atexit
-import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from ddpwatch.probe.record import BucketRecord
+WAITERS: Final = 2  # as many as a group of Gloo's has threads, which take its collectives in the order of their launch
+TURN_S: Final = 0.1  # a collective is waited for; then it is the next one's turn
+LOOK_S: Final = 0.0005  # between two looks at a future
+MOST: Final = 1024  # collectives that are followed at once: they keep their tensors
+# What is raised at the end of a turn would have the C++ stack in it: seconds of work, and a line on stderr.
+_TRACED: Final = os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1"
 
-_alive: set[int] = set()
-
-# A thread of Gloo's has no Python state of its own: each call into Python, and each release of what was called, would
-# make one and destroy it, which maps memory and unmaps it (40 page faults a step with 22 buckets, a third of what
-# seeing them took). So the first call keeps the state for as long as the process lives, and notes that in the state.
-_thread_state = threading.local()
+_Pending = tuple[Any, Callable[[], object], float]  # a collective's work or future, what to call, since when
 
 
-class Callback:
-    """A callback that a collective's thread runs and then destroys. See `drain`."""
+class Completions:
+    """Follows collectives until they are done. Its threads start with the first one.
 
-    __slots__ = ("__weakref__", "_call", "_entry")
+    They take the collectives in the order of their launch, as a backend does. One that is not done after its turn goes
+    to the end of the line, so that one that hangs delays no other one for long.
+    """
 
-    def __init__(self, call: Callable[[BucketRecord], None], entry: BucketRecord) -> None:
-        self._call = call
-        self._entry = entry
-        _alive.add(id(self))
+    def __init__(self) -> None:
+        self._pending: SimpleQueue[_Pending | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._stopping = False
 
-    def __call__(self, future: Any) -> None:
-        """Runs on the collective's thread."""
-        self._call(self._entry)
-        if not hasattr(_thread_state, "kept"):
-            _thread_state.kept = ctypes.pythonapi.PyGILState_Ensure()
+    def follow(self, pending: Any, call: Callable[[], object]) -> None:
+        """Calls when a collective is done: at once, if it is, else on a thread of ddpwatch's.
 
-    def __del__(self, _forget: Callable[[int], None] = _alive.discard) -> None:  # bound now: globals go first at exit
-        _forget(id(self))
+        It keeps what it is given until then, or until `stop`.
+
+        Args:
+            pending: Work of Gloo's on the host that has a future: any thread may wait for it. Of all others the future,
+                which is only looked at: their ``wait`` may do more (NCCL's makes streams wait), or never end early.
+            call: Must not raise.
+        """
+        if _TRACED and isinstance(pending, dist.Work):
+            pending = pending.get_future()
+        if _is_done(pending):
+            call()
+        elif self._pending.qsize() < MOST:
+            self._pending.put((pending, call, time.monotonic()))
+            if not self._threads:
+                self._start()
+
+    def stop(self) -> None:
+        """Ends the threads, within a turn. What is done by then has been called for, all else is forgotten.
+
+        Must be called before the interpreter ends. The next collective starts them again.
+        """
+        self._stopping = True
+        for _ in self._threads:
+            self._pending.put(None)
+        try:
+            self._join()
+        finally:  # a signal
+            self._join()
+            self._threads.clear()
+            self._stopping = False
+
+    def _start(self) -> None:
+        for _ in range(WAITERS):
+            thread = threading.Thread(target=self._wait, name="ddpwatch-completions", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(10 * TURN_S)
+
+    def _wait(self) -> None:
+        while (followed := self._pending.get()) is not None:
+            pending, call, since = followed
+            if _is_done(pending) or (not self._stopping and _ends(pending, since)):
+                call()
+            elif not self._stopping:
+                self._pending.put(followed)
+            del followed, pending, call  # nothing keeps tensors while this thread rests
+
+
+def _is_done(pending: Any) -> bool:
+    return bool(pending.is_completed() if isinstance(pending, dist.Work) else pending.done())
+
+
+def _ends(pending: Any, since: float) -> bool:
+    """Waits for a turn; returns whether it is done. One that has failed is."""
+    if isinstance(pending, dist.Work):
+        try:
+            pending.wait(timedelta(seconds=TURN_S))
+        except Exception:  # the turn has ended, or the collective failed: then the job's own wait raises it, too
+            return _is_done(pending)
+        return True
+    until = time.monotonic() + TURN_S
+    while not pending.done():
+        now = time.monotonic()
+        if now >= until:
+            return False
+        time.sleep(min(TURN_S, max(LOOK_S, (now - since) / 64)))
+    return True
 
 
 def waiting_stream(device: torch.device) -> torch.cuda.Stream:
@@ -50,19 +123,3 @@ def waiting_stream(device: torch.device) -> torch.cuda.Stream:
     of the default priority, NCCL those of -1.
     """
     return torch.cuda.Stream(device, priority=-3)  # type: ignore[no-untyped-call]
-
-
-def drain(timeout_s: float = 0.1) -> None:
-    """Waits until the collectives' threads have released every callback; registered to run when the interpreter ends.
-
-    Such a thread wakes those who wait for its result, and only then takes the GIL to destroy the callback. If the
-    interpreter is ending at that moment, taking the GIL aborts the process: an unwatched job has no Python callbacks
-    and cannot meet this, so a watched one must not either.
-    """
-    deadline = time.monotonic() + timeout_s
-    while _alive and time.monotonic() < deadline:
-        time.sleep(0.001)
-    time.sleep(0.01)  # from the callback's end to the thread's last touch of Python: microseconds
-
-
-atexit.register(drain)

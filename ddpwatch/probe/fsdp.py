@@ -35,7 +35,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.collectives import issued_by
-from ddpwatch.probe.completion import Callback
 from ddpwatch.probe.groups import backend_name, describe
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook, ProbeContext
 from ddpwatch.probe.identity import Flags, module_name
@@ -97,7 +96,8 @@ class FsdpProbe(GuardedProbe):
         self.timed = self._host or self._recorder.gpu is not None
         self._enter_groups(named)
         # Gloo works on the host even with tensors on a GPU: the call returns with the result.
-        self._blocking = self._host or self._backend(device) == "gloo"
+        self._by_gloo = self._backend(device) == "gloo"
+        self._blocking = self._host or self._by_gloo
         self.guard.run("collectives", self._see_collectives)
         if not self._blocking:
             for label, group in enumerate(named):
@@ -352,15 +352,19 @@ class FsdpProbe(GuardedProbe):
             self._recorder.box.done(entry.index)
 
     def follow(self, entry: BucketRecord, work: Any) -> None:
-        work.get_future().add_done_callback(Callback(self._done_callback, entry))
-        if not self._blocking:
-            self._awaited(entry)
+        if self._blocking:
+            pending = work if self._host and self._by_gloo else work.get_future()
+            self._completions.follow(pending, partial(self._done_callback, entry))
+            return
+        self._awaited(entry)
+        if (future := work.get_future()).done():  # enqueued: it calls back at once, on a stream that waits for it
+            future.add_done_callback(partial(self._done_callback, entry))
 
     def waited(self, entry: BucketRecord, begin: int | None) -> None:
         if self._blocking and begin is not None:
             entry.wait_begin, entry.wait_end = begin, time.monotonic_ns()
 
-    def _done(self, entry: BucketRecord) -> None:
+    def _done(self, entry: BucketRecord, *_: Any) -> None:
         self._recorder.bucket_done(entry, time.monotonic_ns() if self._blocking else None)
 
     # -- waits on a GPU ------------------------------------------------------------------------------------------

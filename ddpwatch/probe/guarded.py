@@ -6,13 +6,14 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
+from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.wire.messages import WATCHING, Feature, Group, Layout
@@ -40,6 +41,7 @@ class ProbeContext:
         on_wait: Called when a backward has ended its compute and is about to wait. Must not block.
         module: The module's number in this process.
         param_base: Id of its first parameter in this process.
+        completions: Follows collectives until they are done.
     """
 
     recorder: StepRecorder
@@ -48,6 +50,7 @@ class ProbeContext:
     on_wait: Callable[[], None] = lambda: None
     module: int = 0
     param_base: int = 0
+    completions: Completions = field(default_factory=Completions)
 
 
 class GuardedProbe(ABC):
@@ -63,6 +66,7 @@ class GuardedProbe(ABC):
         self.guard = context.guard
         self._recorder = context.recorder
         self._publish = context.publish
+        self._completions = context.completions
         self._on_wait = context.on_wait
         self._module = context.module
         self._in_backward = False

@@ -8,7 +8,7 @@
 | end of the backward compute | an engine callback queued when the backward starts                             |
 | end of the backward         | a callback queued from that callback: it runs after DDP's own                  |
 | bucket launch               | a stamp right before the reducer's all-reduce, or the user's comm hook         |
-| bucket done                 | the future's done callback, which runs after the threads that wait are awake   |
+| bucket done                 | `ddpwatch.probe.completion`; NCCL's by a stamp on a stream that waits for it   |
 | gradient ready              | DDP's own per-parameter statistics, or a hook per parameter where they miss    |
 
 What follows from these stamps is left to the sender thread: `ddpwatch.probe.derive`.
@@ -32,7 +32,7 @@ from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
 from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, no_later_hook, pause_hook, time_later_hook
-from ddpwatch.probe.completion import Callback, waiting_stream
+from ddpwatch.probe.completion import waiting_stream
 from ddpwatch.probe.cuda import GpuStamp
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.forwards import SeenForwards
@@ -102,12 +102,11 @@ class DdpProbe(GuardedProbe):
     def _hook(self, ddp: DistributedDataParallel, params: list[torch.nn.Parameter]) -> None:
         self.guard.run("collectives", self._observe, ddp)
         # Gloo reduces on the host also what lies on a GPU, and its threads have no stream that waits for the result.
-        backend = "" if self._host else self.guard.run("process groups", backend_name, ddp.process_group, ddp.device)
-        self._by_host = backend == "gloo"
-        self._waiting_stream = waiting_stream(ddp.device) if backend == "nccl" else None
-        # On a GPU the future completes when the collective is enqueued, and its callback runs on a stream that waits
-        # for it, where only a GPU clock can stamp.
-        self.timed = (self._host or self._recorder.gpu is not None) and not self.foreign_hook
+        backend = self.guard.run("process groups", backend_name, ddp.process_group, ddp.device)
+        self._by_gloo = backend == "gloo"
+        self._waiting_stream = None if self._host or backend != "nccl" else waiting_stream(ddp.device)
+        has_clock = self._recorder.gpu is not None and (self._by_gloo or self._waiting_stream is not None)
+        self.timed = (self._host or has_clock) and not self.foreign_hook
         self._handles += self._attach(ddp, params)
 
     @property
@@ -331,8 +330,8 @@ class DdpProbe(GuardedProbe):
         # While a CUDA graph is captured, stamps are the host's, and a callback would become part of the graph.
         return at if self._host or isinstance(at, GpuStamp) else 0
 
-    def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> BucketRecord | None:
-        """Records the bucket, and in a full step stamps it when its future is done."""
+    def after_launch(self, index: int | None, nbytes: int, at: int, pending: Any) -> BucketRecord | None:
+        """Records the bucket, and in a full step stamps it when it is done."""
         entered = time.monotonic_ns()
         number = len(self._launched) if index is None else index
         entry = self._recorder.bucket_launch(self._module, number, nbytes, launch=at)
@@ -340,21 +339,29 @@ class DdpProbe(GuardedProbe):
             self._launched.append(entry)
             entry.group, entry.seq = self._layout.group, self.issue_count()
             if self.timed and self._recorder.full:
-                self._stamp_completion(entry, future())
+                self._stamp_completion(entry, pending)
             self._recorder.charge(time.monotonic_ns() - entered)
         return entry
 
-    def _stamp_completion(self, entry: BucketRecord, future: Any) -> None:
-        """Stamps when the future is done; on a GPU it is done at once, and the stamp goes behind the collective."""
-        if self._waiting_stream is None or not future.done():
-            future.add_done_callback(Callback(self._done_callback, entry))
+    def _stamp_completion(self, entry: BucketRecord, pending: Any) -> None:
+        """Stamps when the result is there.
+
+        NCCL's future is done when the collective is enqueued, and the stamp goes behind it, on a stream. Of a future
+        that some thread completes later, as a comm hook's may be, and of other backends on a GPU, nothing is known.
+        """
+        if self._host and self._by_gloo and isinstance(pending, dist.Work):
+            self._completions.follow(pending, partial(self._done_callback, entry))
             return
-        with torch.cuda.stream(self._waiting_stream):
-            future.wait()  # the stream waits, the host does not
-            self._recorder.bucket_done(entry)
+        future = pending.get_future() if isinstance(pending, dist.Work) else pending
+        if self._host or self._by_gloo:
+            self._completions.follow(future, partial(self._done_callback, entry))
+        elif self._waiting_stream is not None and future.done():
+            with torch.cuda.stream(self._waiting_stream):
+                future.wait()  # the stream waits, the host does not
+                self._recorder.bucket_done(entry)
 
     def _done(self, entry: BucketRecord) -> None:
-        self._recorder.bucket_done(entry, time.monotonic_ns() if self._by_host else None)
+        self._recorder.bucket_done(entry, time.monotonic_ns())
 
     @property
     def is_reducing(self) -> bool:

@@ -19,7 +19,8 @@ class TimedGroup(dist.ProcessGroup):
 
     Every collective is passed on by Python code, even those that nobody observes: what a Python subclass does not
     override, torch runs in the base class *with the GIL held*. There Gloo's queue is locked, whose worker holds that
-    lock while it waits for the GIL to destroy a callback: a deadlock. The group's own methods release the GIL first.
+    lock while it waits for the GIL to let go of a tensor that Python knows: a deadlock. The group's own methods release
+    the GIL first.
 
     Args:
         inner: The module's process group, which carries out every operation.
@@ -51,7 +52,7 @@ class TimedGroup(dist.ProcessGroup):
 def _launched(observer: DdpObserver, tensor: torch.Tensor, at: int, work: dist.Work) -> None:
     """Stamps a launch. A reducer that looks for unused parameters also reduces integers, which are no bucket."""
     if tensor.dtype is not torch.int32:
-        observer.after_launch(None, nbytes_of(tensor), at, work.get_future)
+        observer.after_launch(None, nbytes_of(tensor), at, work)
 
 
 def _passed_on(name: str) -> Callable[..., Any]:

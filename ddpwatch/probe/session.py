@@ -28,6 +28,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.agent_rendezvous import JobUnwatchedError
 from ddpwatch.probe.child_end import ChildEnd
+from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.groups import backend_name
@@ -75,6 +76,7 @@ class ProbeSession:
         self.queue = SendQueue()
         self.guard = Guard(self._take_failure)
         self._has_warned = False
+        self._completions = Completions()
         self.recorder = StepRecorder(
             self.queue.add_step, cpu_clock=self.queue.job_cpu_ns, on_validation=self._mark_validation
         )
@@ -161,7 +163,8 @@ class ProbeSession:
 
     def _context(self) -> ProbeContext:
         queue = self.queue
-        return ProbeContext(self.recorder, self.guard, queue.post, queue.wake_if_due, self._modules, self._parameters)
+        numbers = self._modules, self._parameters
+        return ProbeContext(self.recorder, self.guard, queue.post, queue.wake_if_due, *numbers, self._completions)
 
     def _start_with(self, probe: DdpProbe | FsdpProbe, module: torch.nn.Module, backend: str, flags: Flags) -> None:
         """Starts; if that fails, nothing stays of the probe."""
@@ -270,7 +273,7 @@ class ProbeSession:
         if _session is self:
             _session = None
         was_active, self.active = self.active, False
-        for undo in [*[probe.close for probe in list(self._probes)], *self._undo]:
+        for undo in [*[probe.close for probe in list(self._probes)], self._completions.stop, *self._undo]:
             self.guard.run(CLOSING, undo)
         if self._started:
             trouble = ""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.probe.completion import drain
+from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
@@ -31,7 +31,6 @@ def gloo_group() -> Iterator[None]:
     """A process group of one rank, for every test of the module that imports this."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    drain()
     dist.destroy_process_group()
 
 
@@ -117,11 +116,13 @@ class Watched:
         self.recorder = StepRecorder(self.records.append, on_validation=on_validation)
         self.recorder.use(gpu, sampling)
         self.guard = noting(self.errors)
+        self.completions = Completions()
         self.probe = DdpProbe(self.ddp, self.context(on_wait=on_wait))
 
     def context(self, module: int = 0, param_base: int = 100, **options: Any) -> ProbeContext:
         """What a probe on one more module gets."""
-        return ProbeContext(self.recorder, self.guard, self.publish, module=module, param_base=param_base, **options)
+        options.update(module=module, param_base=param_base, completions=self.completions)
+        return ProbeContext(self.recorder, self.guard, self.publish, **options)
 
     def publish(self, message: Group | Layout) -> None:
         """Takes what the probe publishes."""
@@ -149,7 +150,7 @@ class Watched:
             self.recorder.optimizer_end()
             optimizer.zero_grad()
         self.recorder.finish()
-        drain()
+        self.completions.stop()
         assert self.errors == []
         return [record.message(0, 0) for record in self.records]
 

@@ -1,4 +1,4 @@
-"""Seeing collectives: process groups, comm hooks, completion callbacks."""
+"""Seeing collectives: process groups, comm hooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import gc
 import re
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -20,13 +19,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import _reducer_allreduce_and_upcast_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.probe import calls, comm_hooks, completion
+from ddpwatch.probe import calls, comm_hooks
 from ddpwatch.probe.collectives import GroupHooks, _registered
-from ddpwatch.probe.completion import drain
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.process_group import TimedGroup, _timed_groups
-from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
 from tests.support.guards import noting
@@ -179,30 +177,6 @@ def test_a_module_that_is_given_another_group_is_seen_on(monkeypatch: pytest.Mon
     assert [view.inner for view in _timed_groups[watched.ddp]] == [other]  # the group before can be let go
 
 
-def test_a_thread_of_the_group_keeps_its_python_state() -> None:
-    """Otherwise each callback gets a new one, without the attributes that the last one set."""
-    kept: dict[int, list[bool]] = {}
-    done = threading.Semaphore(0)
-
-    def call(entry: BucketRecord) -> None:
-        kept.setdefault(threading.get_native_id(), []).append(hasattr(completion._thread_state, "kept"))
-        done.release()
-
-    def calls() -> list[list[bool]]:
-        """Of each thread but this one: a future that is done already calls back at once, here."""
-        return [calls for thread, calls in kept.items() if thread != threading.get_native_id()]
-
-    for _ in range(5000):
-        future = dist.all_reduce(torch.ones(1 << 16), async_op=True).get_future()  # type: ignore[union-attr]
-        future.add_done_callback(completion.Callback(call, BucketRecord(0, 0, 0, 0)))
-        assert done.acquire(timeout=60)
-        if max(map(len, calls()), default=0) > 10:
-            break
-    drain()
-    assert max(map(len, calls())) > 10
-    assert all(all(later) for _, *later in calls())
-
-
 def test_a_comm_hook_sees_sparse_gradients() -> None:
     """Their size is that of their values."""
     ddp = DistributedDataParallel(nn.EmbeddingBag(10, 4, sparse=True))
@@ -257,13 +231,13 @@ class Observer:
         self.before_launch = before
         self.is_reducing = True
         self.launched: list[tuple[int | None, int, int]] = []
-        self.done: list[int] = []
+        self.works: list[dist.Work] = []
         self.errors: list[Exception] = []
         self.guard = noting(self.errors)
 
-    def after_launch(self, index: int | None, nbytes: int, at: int, future: Callable[[], Any]) -> None:
+    def after_launch(self, index: int | None, nbytes: int, at: int, pending: Any) -> None:
         self.launched.append((index, nbytes, at))
-        future().add_done_callback(lambda _: self.done.append(at))
+        self.works.append(pending)
 
     def on_comm_hook(self) -> None:
         raise AssertionError
@@ -289,8 +263,10 @@ def test_a_groups_own_hooks_see_its_all_reduces() -> None:
     dist.all_reduce(torch.ones(2))  # in another group
     hooks[0].close()
     dist.all_reduce(torch.ones(2), group=group)
-    drain()
-    assert (observer.launched, observer.done, observer.errors) == ([(None, 32, 11), (None, 16, 12)], [11, 12], [])
+    assert (observer.launched, observer.errors) == ([(None, 32, 11), (None, 16, 12)], [])
+    for work, ones in zip(observer.works, (8, 4), strict=True):
+        work.wait()
+        assert work.get_future().value()[0].tolist() == [1.0] * ones
     assert not hooks_left(hooks)
 
 

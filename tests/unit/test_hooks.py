@@ -23,7 +23,6 @@ from ddpwatch.probe import calls
 from ddpwatch.probe import recorder as recorder_module
 from ddpwatch.probe.autograd import is_compiling_frames
 from ddpwatch.probe.bucket_layout import bucket_layout
-from ddpwatch.probe.completion import drain
 from ddpwatch.probe.derive import HOOKS_PERIOD
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
@@ -138,7 +137,7 @@ def test_sparse_gradients_change_no_layout() -> None:
     for positions in range(1, 15):
         watched.ddp(torch.arange(positions)).sum().backward()
     watched.recorder.finish()
-    drain()
+    watched.completions.stop()
     assert watched.errors == []
     assert len({tuple(record.message(0, 0).comm_bytes) for record in watched.records}) > 10
     assert len(watched.layouts) < 5
@@ -194,7 +193,7 @@ def test_two_modules_whose_forwards_lie_in_another_step_than_their_backwards() -
         recorder.optimizer_begin()
         recorder.optimizer_end()
     recorder.finish()
-    drain()
+    generator.completions.stop()
     steps = [record.message(0, 0) for record in generator.records]
     probe.close()
     assert generator.errors == []
@@ -215,7 +214,7 @@ def test_a_gradient_of_the_input_alone_reduces_nothing(monkeypatch: pytest.Monke
         watched.recorder.optimizer_begin()
         watched.recorder.optimizer_end()
     watched.recorder.finish()
-    drain()
+    watched.completions.stop()
     assert watched.errors == []
     steps = [record.message(0, 0) for record in watched.records]
     assert [record.reductions for record in watched.records] == [1] * 10
@@ -298,7 +297,7 @@ def test_a_bare_step_is_left_alone() -> None:
         watched.recorder.optimizer_begin()
         watched.recorder.optimizer_end()
     watched.recorder.finish()
-    drain()
+    watched.completions.stop()
     assert watched.errors == []
     assert hooked == timed == [step not in (3, 5) for step in range(7)]
     steps = [record.message(0, 0) for record in watched.records]
@@ -464,7 +463,7 @@ def test_on_wait_is_called_when_a_backward_is_about_to_wait() -> None:
         watched.ddp(torch.ones(2, 8)).sum().backward()
         watched.recorder.optimizer_begin()
         watched.recorder.optimizer_end()
-    drain()
+    watched.completions.stop()
     assert watched.errors == []
     assert waits == [(step, "sync", True) for step in (0, 1, 2, 4)]
 
@@ -551,7 +550,7 @@ def test_a_group_that_does_not_count_gives_steps_no_sequence_number(monkeypatch:
         watched.recorder.optimizer_begin()
         watched.recorder.optimizer_end()
     watched.recorder.finish()
-    drain()
+    watched.completions.stop()
     assert watched.errors == []
     assert [record.first_seq for record in watched.records] == [6, None, None, None]
     assert all(record.message(0, 0).comm_label == list(range(LAYERS)) for record in watched.records[2:])

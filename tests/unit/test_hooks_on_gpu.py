@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -92,14 +91,10 @@ class Future:
     def __init__(self, watched: OnGpu, done: bool = True) -> None:
         self.watched, self.done = watched, lambda: done
         self.waiting: list[str] = []
-        self.callbacks: list[Any] = []
 
     def wait(self) -> None:
         assert self.done(), "the host would wait"
         self.waiting.append(self.watched.stream)
-
-    def add_done_callback(self, callback: Any) -> None:
-        self.callbacks.append(callback)
 
 
 @pytest.fixture
@@ -114,7 +109,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> OnGpu:
         watched.stream = before
 
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    watched.probe._by_host, watched.probe._waiting_stream = False, "own"  # type: ignore[assignment]
+    watched.probe._by_gloo, watched.probe._waiting_stream = False, "own"  # type: ignore[assignment]
     watched.recorder.forward_begin()
     watched.recorder.forward_end()
     watched.recorder.backward_begin()
@@ -123,27 +118,30 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> OnGpu:
 
 def test_a_completion_is_stamped_on_the_probes_waiting_stream(streams: OnGpu) -> None:
     future = Future(streams)
-    entry = streams.probe.after_launch(0, 64, streams.probe.before_launch(), lambda: future)
+    entry = streams.probe.after_launch(0, 64, streams.probe.before_launch(), future)
     assert entry is not None
     assert entry.done is not None
-    assert (future.waiting, future.callbacks) == (["own"], [])
+    assert future.waiting == ["own"]
     assert [event.stream for event in streams.events[-2:]] == ["compute", "own"]
     assert streams.stream == "compute"
     assert streams.errors == []
 
 
 def test_the_host_never_waits_for_a_future(streams: OnGpu) -> None:
-    """A comm hook's may complete later, when some thread sets its result."""
+    """A comm hook's may complete later, when some thread sets its result: then its completion is unknown."""
     future = Future(streams, done=False)
-    streams.probe.after_launch(0, 64, streams.probe.before_launch(), lambda: future)
-    assert (future.waiting, len(future.callbacks)) == ([], 1)
+    entry = streams.probe.after_launch(0, 64, streams.probe.before_launch(), future)
+    assert future.waiting == []
+    assert entry is not None
+    assert entry.done is None
+    assert streams.errors == []
 
 
 def test_gloo_never_gets_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for its futures would block the host."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: pytest.fail("a stream"))
     watched = OnGpu()
-    assert watched.probe._by_host
+    assert watched.probe._by_gloo
     assert watched.probe._waiting_stream is None
 
 

@@ -173,19 +173,22 @@ def name_of(code: CodeType) -> str | None:
 tracer: Tracer | None = None
 
 
-def follow(callback: type) -> None:
-    """Traces a completion's callback, too: it runs on a thread that Python does not know of."""
-    original = callback.__call__
+def trace_completions(completions: Any) -> None:
+    """Traces what is called when a collective is done, too: it may run on another thread."""
+    original = completions.follow
 
-    def traced_call(self: Any, future: Any) -> None:
-        before = sys.getprofile()
-        sys.setprofile(tracer)
-        try:
-            original(self, future)
-        finally:
-            sys.setprofile(before)  # it may run on this thread, too
+    def follow(self: Any, pending: Any, call: Callable[[], object]) -> None:
+        def traced_call() -> None:
+            before = sys.getprofile()
+            sys.setprofile(tracer)
+            try:
+                call()
+            finally:
+                sys.setprofile(before)  # it may run on this thread, too
 
-    callback.__call__ = traced_call  # type: ignore[method-assign, assignment]
+        original(self, pending, traced_call)
+
+    completions.follow = follow
 
 
 @contextlib.contextmanager
@@ -338,7 +341,7 @@ def main() -> None:
     activity.MIN_WAIT_NS = gc_pauses.MIN_PAUSE_NS = 0  # type: ignore[misc]
     SamplingSchedule.is_light = lambda self, step: step == LATER + 1  # type: ignore[method-assign]
     SamplingSchedule.is_bare = lambda self, step: step == LATER + 2  # type: ignore[method-assign]
-    follow(completion.Callback)
+    trace_completions(completion.Completions)
     warnings = Warnings()
     logging.getLogger("ddpwatch").addHandler(warnings)
     logging.getLogger("ddpwatch").propagate = False

@@ -15,8 +15,6 @@ DOORS = {
     "probe.collectives:GroupHooks._guarded": "passes on to the guard",
     "probe.comm_hooks:_patch_registration.<locals>.register_comm_hook": "calls torch's method",
     "probe.comm_hooks:timed.<locals>.ddpwatch_timing": "calls the job's comm hook",
-    "probe.completion:Callback.__call__": "passes on to the guard",
-    "probe.completion:Callback.__del__": "forgets itself, by one call in C",
     "probe.process_group:TimedGroup.allreduce": "calls the job's process group",
     "probe.process_group:_passed_on.<locals>.method": "calls the job's process group",
     "probe.session:mark": "passes on to the guard",
@@ -26,9 +24,9 @@ DOORS = {
     "probe.sharded_comm:TimedReduceScatter.allocate": "calls FSDP2's object",
     "probe.sharded_comm:TimedComm._self_issue": "calls FSDP2's object",
 }
-# Where Python, or torch, keeps to itself what a signal handler raises: in a collection, at the end of an object's life,
-# and in a future's callback.
+# Where Python keeps to itself what a signal handler raises: in a collection, and at the end of an object's life. And
+# what runs on a thread of ddpwatch's, where no signal handler does.
 NOT_FOR_SIGNALS = (
-    "probe.gc_pauses:", "probe.completion:", "probe.hooks:DdpProbe._done", "probe.recorder:StepRecorder.bucket_done",
+    "probe.gc_pauses:", "probe.hooks:DdpProbe._done", "probe.recorder:StepRecorder.bucket_done",
     "run.blackbox:BlackBox.done", "probe.forwards:SeenForwards.close", "probe.forwards:SeenForwards.forget_buffers",
 )  # fmt: skip

@@ -1,0 +1,40 @@
+"""A job that ends while a collective is in flight ends as an unwatched one."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import SCRIPTS, Job, together
+
+CODES = {"ValueError": 1, "SystemExit": 3, "KeyboardInterrupt": -2}
+
+
+def end_of(path: Path, strategy: str, error: str, watched: str) -> tuple[int, str, list[str]]:
+    """How rank 0 ends: exit code, standard output, and its standard error from the traceback on."""
+    path = path / watched
+    words = SCRIPTS / "ends_in_flight.py", strategy, error, watched
+    path.mkdir()
+    with Job(
+        *words,
+        log=path / "log",
+        streams=path / "streams",
+        tears_down=True,
+        DDPWATCH_DIR=str(path / "runs"),
+        DDPWATCH_DETAIL="full",
+    ) as job:
+        code = job.wait()
+    out, err = (path / "streams" / "0" / f"{name}.log" for name in ("stdout", "stderr"))
+    return code, out.read_text(), err.read_text().partition("Traceback")[2].splitlines()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("error", CODES)
+def test_its_exit_code_and_output_are_the_jobs(tmp_path: Path, strategy: str, error: str) -> None:
+    ends = partial(end_of, tmp_path, strategy, error)
+    bare, watched = together(lambda: ends("bare"), lambda: ends("watched"))
+    assert watched == bare
+    assert bare[:2] == (CODES[error], "ends\n")
+    assert bool(bare[2]) == (error != "SystemExit")
