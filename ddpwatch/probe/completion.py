@@ -49,7 +49,7 @@ class Completions:
                 which is only looked at: their ``wait`` may do more (NCCL's makes streams wait), or never end early.
             call: Must not raise.
         """
-        if _TRACED and isinstance(pending, dist.Work):
+        if isinstance(pending, dist.Work) and (_TRACED or type(pending) is not dist.Work):  # a job's own, in Python
             pending = pending.get_future()
         if _is_done(pending):
             call()

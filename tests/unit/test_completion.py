@@ -147,6 +147,25 @@ def test_the_end_of_a_turn_is_not_raised_where_torch_would_trace_it(
     wait_for(lambda: done.names == ["looked at"], "it is done")
 
 
+def test_nobody_else_calls_the_wait_of_a_jobs_own_work(completions: Completions) -> None:
+    class Own(dist._Work):
+        def wait(self, timeout: timedelta | None = None) -> bool:
+            waits.append(timeout)
+            return True
+
+        def get_future(self) -> torch.futures.Future[None]:
+            return future
+
+    waits: list[timedelta | None] = []
+    done, future = Done(), torch.futures.Future[None]()
+    completions.follow(Own(), done.of("own"))
+    time.sleep(2 * TURN_S)
+    assert (done.calls, waits) == ([], [])
+    future.set_result(None)
+    wait_for(lambda: done.names == ["own"], "it is done")
+    assert waits == []
+
+
 def test_what_is_done_when_the_threads_end_is_called_for(pair: Pair, completions: Completions) -> None:
     done = Done()
     works = [pair.launch() for _ in range(4 * WAITERS)]
