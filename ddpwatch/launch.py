@@ -37,7 +37,6 @@ OUTPUT_POLL_S = 0.2
 CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
 TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 FORWARDED = TERMINATING | {signal.SIGUSR1, signal.SIGUSR2}  # schedulers announce a job's time limit with these
-SI_TKILL = -6  # how Linux says that a signal is for one thread
 KEYS = {signal.SIGINT, signal.SIGQUIT}  # Ctrl-C and Ctrl-\\
 REFUSALS = {
     errno.ENOENT: ("command not found", "give the whole command after --"),
@@ -172,8 +171,8 @@ class Launch:
             UsageError: The command cannot be started.
         """
         with _signals_blocked() as (signals, mask):
-            process = self._start(output, signals, mask)
-            relay = threading.Thread(target=self._relay, args=(process, signals, on_hangup), daemon=True)
+            process, over = self._start(output, signals, mask), threading.Event()
+            relay = threading.Thread(target=self._relay, args=(process, signals, over, on_hangup), daemon=True)
             relay.start()
             try:
                 yield process
@@ -181,6 +180,7 @@ class Launch:
                 process.wait()  # even if the viewer has failed
                 with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone: the exit code counts
                     self._wait_for_collector()
+                over.set()
                 if relay.is_alive():
                     signal.pthread_kill(cast("int", relay.ident), min(signals))
 
@@ -207,15 +207,16 @@ class Launch:
         self,
         process: subprocess.Popen[bytes],
         signals: set[signal.Signals],
+        over: threading.Event,
         on_hangup: Callable[[], None],
     ) -> None:
         """Passes signals on to the job, except those that the terminal has sent it already.
 
-        Ends with a signal to this very thread.
+        Ends with the first signal after it is over.
         """
         while signals:
             info = signal.sigwaitinfo(signals)  # CPython's `sigtimedwait` makes signals up after SIGSTOP
-            if info.si_code == SI_TKILL:
+            if over.is_set():
                 return
             from_kernel = info.si_code > 0  # that is, from the terminal: to all of its foreground process group
             if not (from_kernel and info.si_signo in KEYS):
