@@ -99,7 +99,7 @@ class RecordingThread(threading.Thread):
         self._stopping.set()
         self.join(timeout_s)
         if timeout_s >= CLOSE_S and self._sums_up.is_set():
-            self.join(50.0)  # more, to diagnose the run: on a machine whose cores are taken, that may last
+            self.join(50.0)  # more, to diagnose the run: on a machine whose cores are taken, even the import may last
         if self.is_alive():
             _log.error("recording not closed: the disk did not answer for %.0f s", timeout_s)
 
@@ -127,9 +127,10 @@ class RecordingThread(threading.Thread):
 
         Nothing after a bug in that: the recording has its end all the same.
         """
-        self._sums_up.set()
         try:
-            return self._attachments.documents()
+            attachments = self._attachments
+            self._sums_up.set()
+            return attachments.documents()
         except Exception:
             _log.exception("the recording is not summed up")
             return {}
@@ -139,9 +140,13 @@ class RecordingThread(threading.Thread):
     @cached_property
     def _attachments(self) -> AttachmentBuilder:
         """Imported with the first frame: ranks, and the end of a short job, wait for a collector that starts."""
-        from ddpwatch.analysis.attachments import AttachmentBuilder
+        self._sums_up.set()
+        try:
+            from ddpwatch.analysis.attachments import AttachmentBuilder
 
-        return AttachmentBuilder()
+            return AttachmentBuilder()
+        finally:
+            self._sums_up.clear()
 
     def _write_backlog(self, writer: ResilientWriter) -> None:
         while self._queue:
