@@ -78,7 +78,7 @@ def test_bytes_and_exit_code_are_the_jobs(output: Path) -> None:
     assert done.returncode == 7
     assert path.read_bytes() == data
     assert data.endswith(done.stdout)
-    assert done.stdout.count(b"\n") >= 20
+    assert len(done.stdout.split(b"\n")) >= 20  # the last one has no end
     assert f"ddpwatch: the job's output is in {path}\n" in done.stderr.decode()
 
 
