@@ -13,7 +13,6 @@ from ddpwatch.report.build import report_of
 from ddpwatch.report.text import render_report
 from ddpwatch.wire.messages import Beat
 from tests.support.fork_server import ADDRESS, server_address
-from tests.support.forked_job import TEARS_DOWN
 from tests.support.jobs import (
     DDPWATCH,
     PROBE_IMPORTS,
@@ -48,8 +47,7 @@ def blind(ranks: int, case: str, *arguments: str) -> list[str]:
 
 def said_of(command: list[str], **environment: str) -> str:
     """The last line on a job that runs to its end. The job's own last line may lack its end."""
-    environment |= {ADDRESS: server_address(), TEARS_DOWN: "0"}
-    done = ddpwatch("run", "--headless", "--", *command, **environment)
+    done = ddpwatch("run", "--headless", "--", *command, **{ADDRESS: server_address()}, **environment)
     return last_line(done.stderr)
 
 

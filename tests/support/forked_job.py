@@ -1,8 +1,7 @@
 """``python -m tests.support.forked_job RANKS STREAMS MODULES SCRIPT …``: like torchrun, with forked ranks.
 
 For jobs below `ddpwatch run`. ``MODULES``, separated by commas, are imported before the ranks are forked. These write
-to this process's output if ``STREAMS`` is ``-``. ``0 - MODULES SCRIPT …`` is like ``python SCRIPT …``, and only runs
-atexit handlers at its end if ``SCRIPT`` is a module, as launchers are, or `TEARS_DOWN` is 0: see `Request`.
+to this process's output if ``STREAMS`` is ``-``. ``0 - MODULES SCRIPT …`` is like ``python SCRIPT …``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 
 from tests.support.fork_server import Launcher, Request
 
-TEARS_DOWN = "FORKED_TEARS_DOWN"
 STAND_IN = """#!/bin/sh
 [ "$1" = -u ] && shift  # all that is run here is
 case "$1" in {scripts}) exec {python} -m tests.support.forked_job 0 - {preload} {before} "$@";; esac
@@ -41,8 +39,7 @@ def main() -> None:
     ranks, streams, modules, script, *arguments = sys.argv[1:]
     preload = [name for name in modules.split(",") if name]
     folder = None if streams == "-" else streams
-    tears_down = script.endswith(".py") and os.environ.get(TEARS_DOWN) != "0"
-    job = Request(script, arguments, int(ranks), dict(os.environ), preload, folder, tears_down)
+    job = Request(script, arguments, int(ranks), dict(os.environ), preload, folder)
     code = Launcher(job, folder and Path(folder).with_suffix(".log")).wait()
     sys.exit(code if code >= 0 else 128 - code)
 
