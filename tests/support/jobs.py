@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -28,6 +29,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 DDPWATCH = [sys.executable, "-c", "from ddpwatch.cli import main; main()"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
 PATIENCE_S = 240.0
+CLOSING_S = 3.0  # for the end of a recording, which comes after that of the job; a collector with viewers goes on
+JOB = "DDPWATCH_TEST_JOB"  # in a job's environment, and so in its collectors'
 PROBE_IMPORTS = ("ddpwatch.probe.session", "trainer.cli")  # what most jobs preload
 SMALL_GPT = ("--model", "gpt:width=64,layers=2,heads=2", "--bucket-cap-mb", "0.1")  # a step takes some milliseconds
 Frames = list[Frame]
@@ -55,7 +58,8 @@ class Job:
         **environment: str,
     ) -> None:
         self.log = log
-        environment = {**os.environ, **ENVIRONMENT, **environment}
+        self._name = uuid.uuid4().hex
+        environment = {**os.environ, **ENVIRONMENT, **environment, JOB: self._name}
         folder = None if streams is None else str(streams)
         request = Request(str(script), arguments, ranks, environment, preload, folder, tears_down)
         self.process = Launcher(request, log)
@@ -67,8 +71,10 @@ class Job:
         self.kill_everything()
 
     def wait(self) -> int:
-        """Waits for the end; the exit code."""
-        return self.process.wait(PATIENCE_S)
+        """Waits for the end, and a little for the collector to close a recording; the exit code."""
+        code = self.process.wait(PATIENCE_S)
+        psutil.wait_procs(collectors_of(self._name), timeout=CLOSING_S)
+        return code
 
     def output(self) -> str:
         """What the job has printed so far."""
@@ -89,12 +95,12 @@ class TorchrunJob(Job):
     """A job that torchrun starts, as users start theirs; with torchrun's ``options``."""
 
     def __init__(self, script: Path, *arguments: str, log: Path, ranks: int = 2, options: Sequence[str] = ()) -> None:
-        self.log = log
+        self.log, self._name = log, uuid.uuid4().hex
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*TORCHRUN, f"--nproc-per-node={ranks}", *options, str(script), *arguments],
                 cwd=ROOT,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT, JOB: self._name},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -112,6 +118,16 @@ def family(pid: int) -> list[psutil.Process]:
         parent = psutil.Process(pid)
         return [parent, *[child for child in parent.children(recursive=True) if not is_collector(child)]]
     return []
+
+
+def collectors_of(job: str) -> list[psutil.Process]:
+    """The collectors that a job's ranks have started."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if is_collector(process) and process.environ().get(JOB) == job:
+                found.append(process)
+    return found
 
 
 def is_collector(process: psutil.Process) -> bool:
