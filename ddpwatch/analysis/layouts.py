@@ -60,15 +60,16 @@ class Layouts(Mapping[LayoutKey, Layout]):
     def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
         """Returns the first parameter of a bucket, from the newest layout that has it; "" if none is known.
 
-        Of a parameter group, its module.
+        Of a parameter group, its module; in a loop without a wrapper, the place that issues the collective.
         """
-        layout = next((layout for layout in self._newest(rank, module) if layout.kind == "group"), None)
+        layout = next((layout for layout in self._newest(rank, module) if layout.kind != "bucket"), None)
         named = (bucket.name for bucket in layout.buckets if bucket.index == index) if layout is not None else ()
         return next(iter(named), "") or next(iter(self.bucket_params(index, rank, module)), "")
 
     def unit(self, rank: int | None = None) -> str:
-        """Returns what is communicated: a bucket, or with FSDP2 a parameter group."""
-        return "parameter group" if any(layout.kind == "group" for layout in self._newest(rank)) else "bucket"
+        """Returns what is communicated: a bucket, with FSDP2 a parameter group, without a wrapper a collective."""
+        kinds = {layout.kind for layout in self._newest(rank)}
+        return "parameter group" if "group" in kinds else "collective" if "call" in kinds else "bucket"
 
     def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
         """Returns the parameters of a bucket, from the newest layout that has it; empty if none is known.

@@ -28,6 +28,14 @@ USE_NAMES = {
     BACKWARD_GATHER: "all-gather in backward",
     "reduce_scatter": "reduce-scatter",
     "all_reduce": "all-reduce",
+    "all_to_all": "all-to-all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "receive",
+    "barrier": "barrier",
 }
 
 

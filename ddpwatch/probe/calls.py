@@ -206,11 +206,18 @@ def _on_unwind(code: CodeType, offset: int, error: BaseException) -> None:
 
 
 def _wrapper(seen: SeenCalls, original: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = getattr(getattr(innermost(original), "__code__", None), "co_varnames", ())
+    inner = innermost(original)
+    parameters = getattr(getattr(inner, "__code__", None), "co_varnames", ())
+    given = getattr(inner, "__defaults__", None) or ()
+    count = getattr(getattr(inner, "__code__", None), "co_argcount", 0)
+    defaults = {
+        **dict(zip(parameters[count - len(given) : count], given, strict=True)),
+        **(getattr(inner, "__kwdefaults__", None) or {}),
+    }
 
     @functools.wraps(original)
     def seen_call(*arguments: Any, **options: Any) -> Any:
-        values = {**dict(zip(parameters, arguments, strict=False)), **options} if seen.names else {}
+        values = {**defaults, **dict(zip(parameters, arguments, strict=False)), **options} if seen.names else {}
         if seen.begin is not None and not seen.paused:
             seen.tell(seen.begin, values)
         try:

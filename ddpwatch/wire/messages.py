@@ -38,7 +38,10 @@ PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 # What they mean: `ddpwatch.sampling.levels`.
 StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
-CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
+CollectiveOp = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
+    "recv", "barrier",
+]  # fmt: skip
 ALL_REDUCE: Final[CollectiveOp] = "all_reduce"
 DEFAULT_GROUP: Final = 0  # id of the group of all ranks
 NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on after an error of ddpwatch's
@@ -117,7 +120,8 @@ class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True, omit_de
 class BucketLayout(msgspec.Struct, array_like=True):
     """One gradient bucket: index, size on the wire in bytes, and which parameters (positions in ``params``).
 
-    With FSDP2, a parameter group: ``name`` is that of its module.
+    With FSDP2, a parameter group: ``name`` is that of its module. In a loop without a wrapper, a place that issues
+    collectives.
     """
 
     index: Count
@@ -136,14 +140,15 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True, omit_
     and scalars) and ``param_kind`` its type and device, e.g. ``float32 cpu``, with ``sparse`` behind them where the
     gradient is.
 
-    ``kind`` is ``group`` if the buckets are the parameter groups of FSDP2, which its collectives carry whole.
+    ``kind`` is ``group`` if the buckets are the parameter groups of FSDP2, which its collectives carry whole, and
+    ``call`` if they are the places that issue collectives of any size, in any group.
     ``comm_hook`` is DDP's name of the module's comm hook, empty without one.
     """
 
     rank: Rank
     module: Count = 0
     module_name: Name = ""
-    kind: Literal["bucket", "group"] = "bucket"
+    kind: Literal["bucket", "group", "call"] = "bucket"
     group: Count = DEFAULT_GROUP
     epoch: Count = 1
     comm_hook: Name = ""
