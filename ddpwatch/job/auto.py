@@ -93,10 +93,15 @@ def install_loops(optimizers: ModuleType) -> None:
                 _watch(None)
 
     def begin(optimizer: Any) -> None:  # if a closure computes the gradients, it may meet a module of FSDP2 first
-        if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group.get("params", ())]
+        if any(parameter.is_leaf and parameter.grad is not None for parameter in parameters):
             first(optimizer)
 
-    leave = see_optimizer_steps(begin, first, _blind)
+    def failed(error: Exception) -> None:
+        leave()
+        _blind(error)
+
+    leave = see_optimizer_steps(begin, first, failed)
 
 
 def waits_for_group() -> bool:

@@ -1,8 +1,14 @@
-"""Sees the collectives that a job issues itself, in any process group, by the calls of torch.distributed's functions.
+"""Sees the collectives that a job issues itself, in any process group.
 
-A function that returns nothing has waited for its collective. One that returns a `Work` has not: its future says when
-the result is there, and looking up its `wait` says when the job starts to wait. That look-up is seen, not the call, so
-that a traceback has no frame of ddpwatch's.
+| by                                            | where               | what                                   |
+|-----------------------------------------------|---------------------|----------------------------------------|
+| the process groups' own hooks                 | torch ≥ 2.14        | every collective, whoever issues it    |
+| events of torch.distributed's functions       | else, Python ≥ 3.12 | what is issued by calls of these       |
+| the numbers that process groups count with    | anywhere            | how many there were                    |
+
+Nothing of torch's is wrapped: torch.compile would not look through a wrapper. A function that returns no `Work` has
+waited for its collective, which its return shows on Python ≥ 3.12. When any other collective is done, nobody can see
+without a part in its completion.
 """
 
 from __future__ import annotations
@@ -13,16 +19,15 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ddpwatch.probe.calls import SeenCalls, innermost
-from ddpwatch.probe.collectives import issued_by
-from ddpwatch.probe.completion import Callback
+from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
+from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.groups import describe
 from ddpwatch.probe.guarded import ProbeContext
@@ -47,16 +52,81 @@ FUNCTIONS: Final[dict[str, tuple[CollectiveOp, str]]] = {
     "gather_single": ("gather", "tensor"),
     "scatter": ("scatter", "tensor"),
     "barrier": ("barrier", ""),
+    "isend": ("send", "tensor"),
+    "irecv": ("recv", "tensor"),
     "send": ("send", "tensor"),
     "recv": ("recv", "tensor"),
 }
-# torch compares what a job gives it with these, so that no wrapper can stand in their place: seen by events, or not
-COMPARED: Final[dict[str, tuple[CollectiveOp, str]]] = {"isend": ("send", "tensor"), "irecv": ("recv", "tensor")}
+# The same by the names that process groups' hooks give them; of which tensors the bytes count
+HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
+    "ALLREDUCE": ("all_reduce", "input_tensors"),
+    "ALLREDUCE_COALESCED": ("all_reduce", "input_tensors"),
+    "REDUCE": ("reduce", "input_tensors"),
+    "BROADCAST": ("broadcast", "input_tensors"),
+    "ALLGATHER": ("all_gather", "output_tensors"),
+    "ALLGATHER_BASE": ("all_gather", "output_tensors"),
+    "ALLGATHER_COALESCED": ("all_gather", "output_tensors"),
+    "ALLGATHER_INTO_TENSOR_COALESCED": ("all_gather", "output_tensors"),
+    "REDUCE_SCATTER": ("reduce_scatter", "input_tensors"),
+    "REDUCE_SCATTER_BASE": ("reduce_scatter", "input_tensors"),
+    "REDUCE_SCATTER_TENSOR_COALESCED": ("reduce_scatter", "input_tensors"),
+    "ALLTOALL": ("all_to_all", "input_tensors"),
+    "ALLTOALL_BASE": ("all_to_all", "input_tensors"),
+    "GATHER": ("gather", "input_tensors"),
+    "SCATTER": ("scatter", "output_tensors"),
+    "BARRIER": ("barrier", "input_tensors"),
+    "SEND": ("send", "input_tensors"),
+    "RECV": ("recv", "output_tensors"),
+}
 TO_ONE: Final = frozenset({"send", "recv"})  # they take a number of their group on the two ranks only
+MAKERS: Final = ("_new_process_group_helper", "split_group")  # functions that give torch a new group
 MOST_SITES: Final = 256  # that have a number each; all others are the last
-MOST_WORKS: Final = 4096  # that nobody has waited for
-_PLUMBING: Final = ("/ddpwatch/probe/", "distributed_c10d.py", "c10d_logger.py", "/nn/functional.py", "/function.py")
+MOST_GROUPS: Final = 256  # that are told apart; what later ones do is not seen
+MOST_UNISSUED: Final = 64  # seen before they were issued and not after: each has failed
+MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ever ends the step
+_PLUMBING: Final = ("distributed_c10d.py", "c10d_logger.py", "/nn/functional.py", "/function.py")
+_OURS: Final = "/ddpwatch/probe/"
 _TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
+_passing: dict[str, bool] = {}  # by file, whether what is called there only passes on
+
+
+class _OfThread(threading.local):
+    """The newest collective that a function of torch.distributed's has issued on this thread: of which call, where."""
+
+    newest: BucketRecord | None = None
+    call = 0  # the id of its frame
+    known: KnownGroup
+
+
+class KnownGroup:
+    """A process group of the job's. It owns its hooks, through which this knows what it issues.
+
+    Attributes:
+        id: Its number.
+        issued: How many collectives it has issued. Counted where threads issue them: another thread that asks the
+            group could be the last that owns it, and would have to end it.
+    """
+
+    def __init__(self, group: Any, number: int) -> None:
+        self.id = number
+        self.issued = issued_by(group) or 0
+        self.counts = issued_by(group) is not None
+        self.to_one = False  # whether it counts what two ranks do among themselves, too
+        self.unissued: dict[int, BucketRecord] = {}
+        self._group = weakref.ref(group)
+
+    def count(self) -> int | None:
+        """Counts what it has issued, on a thread that issues; None if it does not count, or has gone."""
+        group = self._group()
+        count = None if group is None else issued_by(group)
+        if count is not None:
+            self.issued = count
+        return count
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether it is no more. Ask on a thread that issues."""
+        return self._group() is None
 
 
 class AnyCollective:
@@ -65,173 +135,269 @@ class AnyCollective:
     Args:
         context: Gets each process group, and a layout whose buckets are the places that issue collectives.
         log: Gets each collective.
-        is_full: Whether the step under way is recorded in full. For any thread.
+        charge: Takes what seeing one has cost (ns).
+
+    Attributes:
+        on: Whether collectives are recorded now.
+        complete: Whether all of the step were so far.
     """
 
-    def __init__(self, context: ProbeContext, log: EventLog, is_full: Callable[[], bool]) -> None:
-        self._context, self._log, self._is_full = context, log, is_full
-        self._seen: list[SeenCalls] = []
-        self._waits: _SeenWait | None = None
-        self._calls: dict[int, list[BucketRecord | None]] = {}  # under way, by thread
-        self._works: dict[int, BucketRecord] = {}  # by id, not waited for yet
+    def __init__(self, context: ProbeContext, log: EventLog, charge: Callable[[int], None]) -> None:
+        self._context, self._log, self._charge = context, log, charge
+        self.on = self.complete = False
+        self._seen = 0
+        self._by_hooks = False
+        self._calls: list[SeenCalls] = []  # of functions that issue
+        self._makers: list[SeenCalls] = []
+        self._hooks: list[_Hooks] = []
+        self._issuing: dict[int, CodeType] = {}  # by id: to hash code takes its time
+        self._here = _OfThread()
+        self._threads: set[int] = set()  # that hooks have run on
         self._sites: dict[tuple[int, int], int] = {}
-        self._codes: list[Any] = []  # of these places, so that no other code gets their ids
-        self._done = partial(context.guard.run, "collectives", _is_done)
+        self._codes: list[CodeType | None] = []  # of these places, so that no other code gets their ids
         self._names: list[str] = []
-        self._ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._to_one: weakref.WeakSet[Any] = weakref.WeakSet()  # groups that count what two ranks do among themselves
+        self._groups: weakref.WeakKeyDictionary[Any, KnownGroup] = weakref.WeakKeyDictionary()
+        self._known: list[KnownGroup] = []  # the same, for other threads; replaced, never changed
+        self._met = 0
 
     def see(self) -> None:
-        """Starts."""
+        """Starts to see what is issued, where that is possible."""
+        self._by_hooks = GroupHooks.supported(dist.ProcessGroup)
         failed = partial(self._context.guard.failed, feature="collectives")
-        for name, (op, tensors) in {**FUNCTIONS, **COMPARED}.items():
-            function = getattr(distributed_c10d, name, None)
-            if function is None:
+        for name in (*FUNCTIONS, *MAKERS) if can_see_events() else ():
+            code = getattr(innermost(getattr(distributed_c10d, name, None)), "__code__", None)
+            if code is None:
                 continue
-            parameters = innermost(function).__code__.co_varnames
-            names = [tensors, "group"] if tensors in parameters else ["group"]
-            calls: dict[str, Any] = {
-                "begin": partial(self._begin, op), "end": self._end, "failed": self._failed, "names": names,
-                "on_error": failed,
-            }  # fmt: skip
-            if name in COMPARED:
-                self._seen.append(SeenCalls([], code=innermost(function).__code__, **calls))
-            else:
-                self._seen.append(SeenCalls([(distributed_c10d, name), (dist, name)], **calls))
-        self._waits = _SeenWait(partial(self._context.guard.run, "collectives", self._waits_for))
-        self.meet_groups()
+            if name in MAKERS:
+                self._makers.append(SeenCalls([], code=code, end=self._made, on_error=failed))
+                continue
+            self._issuing[id(code)] = code
+            op, tensors = FUNCTIONS[name]
+            names = [tensors, "group"] if tensors in code.co_varnames else ["group"]
+            begin: dict[str, Any] = {} if self._by_hooks else {"begin": partial(self._begin, op), "names": names}
+            self._calls.append(SeenCalls([], code=code, end=self._end, on_error=failed, **begin))
+
+    @property
+    def sees(self) -> bool:
+        """Whether collectives are seen, and not only counted."""
+        return self._by_hooks or bool(self._calls)
+
+    def turn(self, on: bool) -> None:
+        """Records what is issued from here on, or lets it pass."""
+        self.on = on and self.sees
+        self.complete = self.on or not dist.is_initialized()
+        self._seen = 0
+        self._pause(not self.on)
+
+    def _pause(self, paused: bool) -> None:
+        for calls in self._calls:
+            calls.pause(paused)
 
     def close(self) -> None:
-        """Sees nothing more."""
-        for seen in self._seen:
-            seen.close()
-        if self._waits is not None:
-            self._waits.close()
+        """Sees nothing more.
+
+        Torch goes through a group's hooks without a lock. So they are removed only if no other thread has run any:
+        otherwise they stay, and do nothing.
+        """
+        self.on = False
+        for calls in (*self._calls, *self._makers):
+            calls.close()
+        alone = self._threads <= {threading.get_ident()}
+        for hooks in self._hooks:
+            hooks.close(remove=alone)
 
     def meet_groups(self) -> None:
-        """Publishes the process groups that are new."""
-        if dist.is_initialized() and "process groups" not in self._context.guard.off:
-            for group in list(distributed_c10d._world.pg_map):
-                if group not in self._ids:
-                    self._context.guard.run("process groups", self._meet, group)
+        """Publishes the process groups that are new, and counts what each has issued."""
+        if not dist.is_initialized() or "process groups" in self._context.guard.off:
+            return
+        for group in list(distributed_c10d._world.pg_map):
+            if (known := self._groups.get(group)) is not None:
+                known.count()
+            elif self._met < MOST_GROUPS:
+                self._context.guard.run("process groups", self._meet, group)
 
     def _meet(self, group: Any) -> None:
+        self._met += 1
         found = describe(group, torch.device("cpu"))
         found.kind = role_of(group)
-        self._ids[group] = found.id
         self._context.publish(found)
+        known = self._groups[group] = KnownGroup(group, found.id)
+        self._known = [*(one for one in self._known if not one.has_gone), known]
+        if self._by_hooks:
+            self._hooks = [*(hooks for hooks in self._hooks if hooks.group() is not None), _Hooks(self, group, known)]
+
+    def _made(self, *_: Any) -> None:
+        self.meet_groups()
 
     def issued_in(self) -> list[tuple[int, int]]:
         """Returns the process groups, and how many collectives each has issued. For any thread."""
-        counts = [(number, issued_by(group)) for group, number in list(self._ids.items())]
-        return [(number, count) for number, count in counts if count is not None]
+        return [(known.id, known.issued) for known in self._known if known.counts]
 
     # -- on the threads that issue -------------------------------------------------------------------------------
 
-    def _begin(self, op: CollectiveOp, *of_call: Any) -> None:
+    def before(self, known: KnownGroup, args: Any) -> None:
+        """Notes what a group's hook says of a collective that it is about to issue."""
         at = time.monotonic_ns()
-        if not self._is_full():
-            return
-        calls = self._calls.setdefault(threading.get_ident(), [])
+        self._threads.add(threading.get_ident())
+        named = HOOKED.get(args.name.name)
+        if named is not None:  # else it makes a group or a window
+            op, tensors = named
+            known.issued += 1
+            call, _, site = self._site()
+            entry = _entry(known, op, site, sum(tensor.nbytes for tensor in getattr(args, tensors)), at)
+            if len(known.unissued) >= MOST_UNISSUED:
+                known.unissued.clear()
+            known.unissued[args.op_id] = entry
+            if call:
+                self._here.newest, self._here.call = entry, call
+        self._charge(time.monotonic_ns() - at)
+
+    def after(self, known: KnownGroup, args: Any) -> None:
+        """Notes that it was issued."""
+        at = time.monotonic_ns()
+        entry = known.unissued.pop(args.op_id, None)
+        if entry is not None:
+            self._add(known, entry)
+        self._charge(time.monotonic_ns() - at)
+
+    def failed(self, error: Exception) -> None:
+        """Takes an error of these."""
+        self.on = False
+        self._context.guard.failed(error, "collectives")
+
+    def _begin(self, op: CollectiveOp, *of_call: Any) -> None:
+        """Notes the start of a function, where groups have no hooks."""
+        at = time.monotonic_ns()
         group = of_call[-1] or dist.group.WORLD
-        within = bool(calls) or group in distributed_c10d._world.pg_coalesce_state
-        if within or group not in distributed_c10d._world.pg_map:
-            calls.append(None)
+        known = self._groups.get(group) if group in distributed_c10d._world.pg_map else None
+        if not self.on or known is None:
             return
-        if group not in self._ids:
-            self._meet(group)
-        entry = BucketRecord(0, self._site(), _nbytes(of_call[0]) if len(of_call) > 1 else 0, at)
-        entry.op, entry.group = op, self._ids[group]
-        if op in TO_ONE:
-            self._to_one.add(group)
-        calls.append(entry)
+        call, calls, site = self._site()
+        if calls == 1:  # else another one calls it
+            here = self._here
+            here.newest, here.call, here.known = None, call, known
+            if group not in distributed_c10d._world.pg_coalesce_state:
+                here.newest = _entry(known, op, site, _nbytes(of_call[0]) if len(of_call) > 1 else 0, at)
+        self._charge(time.monotonic_ns() - at)
 
     def _end(self, *of_call: Any) -> None:
-        calls = self._calls.get(threading.get_ident())
-        entry = calls.pop() if calls else None
-        if entry is None:
+        """Notes that a function returns: without a `Work`, it has waited."""
+        at, here = time.monotonic_ns(), self._here
+        entry = here.newest
+        if entry is None or not self.on or self._call_of(sys._getframe(1)) != here.call:
             return
-        group, work = of_call[-2] or dist.group.WORLD, of_call[-1]
-        if entry.op not in TO_ONE and group not in self._to_one:
-            entry.seq = issued_by(group)
-        if not isinstance(work, dist.Work):  # it has waited
-            entry.wait_begin, entry.wait_end = entry.launch, time.monotonic_ns()
-            entry.done = entry.wait_end
-        else:
-            self._follow(entry, work)
+        here.newest = None
+        if not isinstance(of_call[-1], dist.Work):
+            entry.wait_begin, entry.wait_end = entry.launch, at
+            entry.done = at
+        if not self._by_hooks:
+            self._add(here.known, entry)
+        self._charge(time.monotonic_ns() - at)
+
+    def _add(self, known: KnownGroup, entry: BucketRecord) -> None:
+        known.to_one = known.to_one or entry.op in TO_ONE
+        count = known.count()
+        if not known.to_one:
+            entry.seq = count
         self._log.add_event("collective", entry.launch, entry)
-
-    def _failed(self, *of_call: Any) -> None:
-        if calls := self._calls.get(threading.get_ident()):
-            calls.pop()
-
-    def _follow(self, entry: BucketRecord, work: Any) -> None:
-        if len(self._works) >= MOST_WORKS:
-            self._works.clear()
-        self._works[id(work)] = entry
-        try:
-            future = work.get_future()
-        except RuntimeError:  # this backend has none for the operation: only whoever waits knows when it is done
-            return
-        if future.done():  # in a callback that torch runs here, what a signal raises would be lost
-            entry.done = time.monotonic_ns()
-        else:
-            future.add_done_callback(Callback(self._done, entry))
-
-    def _waits_for(self, work: Any) -> None:
-        if (entry := self._works.pop(id(work), None)) is not None:
-            entry.wait_begin = time.monotonic_ns()
+        self._seen += 1
+        if self._seen > MOST_IN_STEP:
+            self.on = self.complete = False
+            self._pause(True)
 
     # -- places that issue ---------------------------------------------------------------------------------------
 
-    def _site(self) -> int:
-        """Returns the number of the place that issues: the first call outside what only passes on."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.endswith(_PLUMBING[1:]) | (
-            _PLUMBING[0] in frame.f_code.co_filename
-        ):
+    def _call_of(self, frame: FrameType | None) -> int:
+        """Returns the id of the frame of the function of torch.distributed's that is under way here; 0 without one."""
+        while frame is not None and id(frame.f_code) not in self._issuing:
+            frame = frame.f_back if _passes_on(frame) else None
+        return 0 if frame is None else id(frame)
+
+    def _site(self) -> tuple[int, int, int]:
+        """Returns by what a collective is issued: the outermost function of torch.distributed's, and from where.
+
+        Returns:
+            The id of that function's frame, 0 without one; how many such functions call each other; and the number of
+            the place: the first call outside what only passes on.
+        """
+        call, calls = 0, 0
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and _passes_on(frame):
+            if id(frame.f_code) in self._issuing:
+                call, calls = id(frame), calls + 1
             frame = frame.f_back
         key = (0, 0) if frame is None else (id(frame.f_code), frame.f_lasti)
         site = self._sites.get(key)
-        if site is None:
-            site = len(self._sites)
-            if site >= MOST_SITES:
-                return MOST_SITES - 1
-            self._sites[key] = site
-            self._codes.append(frame and frame.f_code)
-            self._names.append(_place(frame) if site < MOST_SITES - 1 else "other places")
-            self._announce()
-        return site
+        return call, calls, self._new_site(key, frame) if site is None else site
 
-    def _announce(self) -> None:
+    def _new_site(self, key: tuple[int, int], frame: FrameType | None) -> int:
+        site = len(self._sites)
+        if site >= MOST_SITES:
+            return MOST_SITES - 1
+        self._sites[key] = site
+        self._codes.append(frame and frame.f_code)
+        self._names.append(_place(frame) if site < MOST_SITES - 1 else "other places")
         recorder = self._context.recorder
         recorder.epoch += 1
         buckets = [BucketLayout(index, 0, [], name) for index, name in enumerate(self._names)]
         self._context.publish(Layout(rank=0, kind="call", epoch=recorder.epoch, params=[], buckets=buckets))
+        return site
 
 
-class _SeenWait:
-    """Stands in the place of `Work.wait`: calls back when it is looked up, and gives the method itself."""
+class _Hooks:
+    """The hooks on one process group, which owns them."""
 
-    def __init__(self, waits: Callable[[Any], None]) -> None:
-        self._original = dist.Work.__dict__["wait"]
-        self._call: Callable[[Any], None] | None = waits
-        dist.Work.wait = self  # type: ignore[method-assign, assignment]
+    def __init__(self, seeing: AnyCollective, group: Any, known: KnownGroup) -> None:
+        self.group = weakref.ref(group)
+        self._seeing: AnyCollective | None = seeing
+        self._known = known
+        self._id = -id(self)  # others count upwards or take an id(): neither is negative
+        group.register_pre_hook(self._id, self._before)
+        group.register_post_hook(self._id, self._after)
 
-    def __get__(self, work: Any, owner: type | None = None) -> Any:
-        if work is not None and self._call is not None:
-            self._call(work)
-        return self._original.__get__(work, owner)
+    def _before(self, args: Any) -> None:
+        seeing = self._seeing
+        if seeing is None:
+            return
+        if not seeing.on:
+            self._known.issued += 1
+            return
+        try:
+            seeing.before(self._known, args)
+        except Exception as error:
+            seeing.failed(error)
 
-    def close(self) -> None:
-        """Sees nothing more, and leaves nothing behind, unless somebody else has taken the place."""
-        self._call = None
-        if dist.Work.__dict__["wait"] is self:
-            dist.Work.wait = self._original  # type: ignore[method-assign]
+    def _after(self, args: Any) -> None:
+        seeing = self._seeing
+        if seeing is None or not seeing.on:
+            return
+        try:
+            seeing.after(self._known, args)
+        except Exception as error:
+            seeing.failed(error)
+
+    def close(self, remove: bool) -> None:
+        """Does nothing any more, and perhaps removes the hooks."""
+        self._seeing = None
+        group = self.group()
+        if group is not None and remove:
+            group.unregister_pre_hook(self._id)
+            group.unregister_post_hook(self._id)
 
 
-def _is_done(entry: BucketRecord) -> None:
-    entry.done = time.monotonic_ns()
+def _entry(known: KnownGroup, op: CollectiveOp, site: int, nbytes: int, at: int) -> BucketRecord:
+    entry = BucketRecord(0, site, nbytes, at)
+    entry.op, entry.group = op, known.id
+    return entry
+
+
+def _passes_on(frame: FrameType) -> bool:
+    """Returns whether a place only passes on what another one issues."""
+    name = frame.f_code.co_filename
+    known = _passing.get(name)
+    if known is None:
+        known = _passing[name] = name.endswith(_PLUMBING) or _OURS in name
+    return known
 
 
 def _nbytes(tensors: torch.Tensor | Sequence[torch.Tensor] | None) -> int:

@@ -104,6 +104,11 @@ class SeenCalls:
             self.close()
 
 
+def can_see_events() -> bool:
+    """Returns whether the interpreter calls back, which leaves what is seen as it is."""
+    return _monitoring is not None and (_tool is not None or None in map(_monitoring.get_tool, _TOOL_IDS))
+
+
 def innermost(function: Any) -> Any:
     """Returns what decorators have wrapped."""
     while (inner := getattr(function, "__wrapped__", None)) is not None:

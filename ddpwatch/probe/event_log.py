@@ -32,12 +32,14 @@ class UpdateEnd:
         own_ns: What the hooks have measured of themselves since the ending before.
         cpu_ns: CPU time of the job in this process, None if it is not needed.
         feeds: Whether a DataLoader feeds the loop.
+        complete: Whether all its collectives were seen.
     """
 
     level: StepStatus = FULL
     own_ns: int = 0
     cpu_ns: int | None = None
     feeds: bool = False
+    complete: bool = True
 
 
 class Event(NamedTuple):

@@ -6,30 +6,35 @@
 | start, end of a backward        | the calls of ``torch.autograd.backward``                                       |
 | start of the forward            | the first call of a module with gradients (Python ≥ 3.12)                      |
 | waits for data                  | the calls of a DataLoader's ``next`` (`ddpwatch.probe.activity`)               |
-| collectives                     | the calls of torch.distributed's functions (`ddpwatch.probe.any_collective`)   |
+| collectives                     | process groups' hooks, or events (`ddpwatch.probe.any_collective`)             |
 
 All of it goes into a log; the sender thread makes steps of that (`ddpwatch.probe.steps_of`).
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 import torch
 
 from ddpwatch.probe.any_collective import AnyCollective
-from ddpwatch.probe.calls import SeenCalls
+from ddpwatch.probe.calls import SeenCalls, innermost
 from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.steps_of import Start, steps_of
 from ddpwatch.run.blackbox import Phase
-from ddpwatch.sampling.levels import BARE, FULL, LIGHT
+from ddpwatch.sampling.levels import BARE, FULL
 from ddpwatch.wire.messages import WATCHING, StepStatus
+
+MOST_CALLS: Final = 64  # of modules without gradients, before the first one with
 
 
 class LoopProbe:
@@ -57,6 +62,9 @@ class LoopProbe:
         self._level: StepStatus = BARE if _on_gpu() else FULL  # of the step under way
         self._moved = False  # whether there was a forward or a backward since the newest update
         self._backwards = 0  # under way
+        self._backward_thread = 0
+        self._backward_code = innermost(torch.autograd.backward).__code__
+        self._calls = 0  # of modules without gradients since the newest update
         self._stepped = False  # an optimizer, in the backward under way
         self._ending = UpdateEnd()
         self._updates = self._recorder.steps
@@ -65,12 +73,13 @@ class LoopProbe:
         self._loader: Callable[[], object] = lambda: None
         failed = partial(self._guard.failed, feature=WATCHING)
         place = torch.autograd, "backward"
-        self._seen_backwards = SeenCalls(
-            [place], begin=self._backward_begin, end=self._backward_end, failed=self._backward_end, on_error=failed
-        )
+        self._seen_backwards = SeenCalls([place], begin=self._backward_begin, end=self._backward_end, on_error=failed)
         self._first_call: SeenCalls | None = None
-        self._collectives = AnyCollective(context, self._log, self._sees_collectives)
-        self._guard.run("collectives", self._collectives.see)
+        self._collectives = AnyCollective(context, self._log, self._charge)
+        if not _on_gpu():
+            self._guard.run("collectives", self._collectives.see)
+        self._collectives.meet_groups()
+        self._collectives.turn(self._level == FULL)
 
     def issued_in(self) -> list[tuple[int, int]]:
         """Returns the process groups, and how many collectives each has issued. For any thread."""
@@ -84,8 +93,8 @@ class LoopProbe:
         if self._first_call is not None:
             self._first_call.close()
 
-    def _sees_collectives(self) -> bool:
-        return self.active and self._level == FULL and "collectives" not in self._guard.off
+    def _charge(self, own_ns: int) -> None:
+        self._own_ns += own_ns
 
     # -- on the threads that train -------------------------------------------------------------------------------
 
@@ -93,7 +102,9 @@ class LoopProbe:
         at = time.monotonic_ns()
         if not self.active:
             return
+        self._forget_raised(at)
         self._backwards += 1
+        self._backward_thread = threading.get_ident()
         self._moved = True
         self._log.add_event("backward_begin", at)
         if self._level != BARE and self._backwards == 1:
@@ -114,23 +125,42 @@ class LoopProbe:
                 self._end_update(at)
         self._own_ns += time.monotonic_ns() - at
 
+    def _forget_raised(self, at: int) -> None:
+        """Notes that a backward is over that an exception has left: nobody is told of that."""
+        if not self._backwards or threading.get_ident() != self._backward_thread:
+            return
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not self._backward_code:
+            frame = frame.f_back
+        while frame is None and self._backwards:
+            self._backwards -= 1
+            self._log.add_event("backward_end", at)
+
     def _forward_begin(self) -> None:
-        if self.active and torch.is_grad_enabled():
-            at = time.monotonic_ns()
+        at = time.monotonic_ns()
+        if not self.active:
+            return
+        if not torch.is_grad_enabled():
+            self._calls += 1
+            if self._calls > MOST_CALLS:  # an evaluation: each call of a module costs
+                self._stop_waiting_for_forward()
+        else:
+            self._forget_raised(at)
             self._stop_waiting_for_forward()
             self._moved = True
             self._log.add_event("forward", at)
             self._stand("forward", at)
-            self._own_ns += time.monotonic_ns() - at
+        self._own_ns += time.monotonic_ns() - at
 
     def optimizer_begin(self, optimizer: Any) -> None:
         """Notes that an optimizer starts to step."""
         at = time.monotonic_ns()
+        self._forget_raised(at)
         if self._level != BARE:
             self._log.add_event("optimizer_begin", at, id(optimizer))
             if not self._backwards:
                 self._stand("optimizer", at)
-            self._own_ns += time.monotonic_ns() - at
+        self._own_ns += time.monotonic_ns() - at
 
     def optimizer_end(self, optimizer: Any) -> None:
         """Notes that an optimizer has stepped."""
@@ -164,11 +194,14 @@ class LoopProbe:
             self._level = BARE
         if sampling is None or sampling.needs_cpu_time(self._updates):
             cpu_ns = self._cpu_clock()
-        self._ending = UpdateEnd(self._level, own_ns, cpu_ns, self._loader() is not None)
+        complete = self._collectives.complete and "collectives" not in self._guard.off
+        self._ending = UpdateEnd(self._level, own_ns, cpu_ns, self._loader() is not None, complete)
         self._updated_ns = at
         self._recorder.begin_update(self._updates, "" if self._level == BARE else "input", at)
+        self._collectives.meet_groups()
+        self._collectives.turn(self._level == FULL and "collectives" not in self._guard.off)
         if self._level != BARE:
-            self._collectives.meet_groups()
+            self._calls = 0
             self._wait_for_forward()
 
     def _stand(self, phase: Phase, at: int) -> None:
@@ -202,8 +235,6 @@ class LoopProbe:
         found, self._rest, self._start = steps_of(self._rest, self._start, over)
         for record in found:
             record.epoch = self._recorder.epoch
-            if record.status == FULL and "collectives" in self._guard.off:  # there may have been some
-                record.status, record.buckets = LIGHT, []
         self._forget_oldest()
         return found
 

@@ -7,8 +7,10 @@ who listens may come and go at any time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 OnStep = Callable[[Any], None]  # takes the optimizer
@@ -23,6 +25,8 @@ _running = 0
 def see_optimizer_steps(begin: OnStep, end: OnStep, on_error: Callable[[Exception], None]) -> Callable[[], None]:
     """Calls these at the start and the end of each optimizer step. Returns what takes that back.
 
+    A step that torch.compile has compiled is not seen: anything that is would change its graph.
+
     Args:
         begin: Takes the optimizer that starts.
         end: Takes the optimizer that has stepped.
@@ -31,8 +35,8 @@ def see_optimizer_steps(begin: OnStep, end: OnStep, on_error: Callable[[Exceptio
     listener = begin, end, on_error
     _listeners.append(listener)
     if not _handles:
-        _handles.append(register_optimizer_step_pre_hook(_begins))
-        _handles.append(register_optimizer_step_post_hook(_ends))
+        _handles.append(register_optimizer_step_pre_hook(_traceable(_begins)))
+        _handles.append(register_optimizer_step_post_hook(_traceable(_ends)))
 
     def leave() -> None:
         if listener in _listeners:
@@ -44,12 +48,22 @@ def see_optimizer_steps(begin: OnStep, end: OnStep, on_error: Callable[[Exceptio
     return leave
 
 
+def _traceable(hook: Any) -> Any:
+    """Returns a hook that torch.compile looks into, as into no other code of ddpwatch's, to find that it does nothing.
+
+    At a hook that it leaves alone, it would break the optimizer's graph, or fail where there must be only one.
+    """
+    return FunctionType(hook.__code__.replace(co_filename="<optimizer hook>"), hook.__globals__, hook.__name__)
+
+
 def _begins(optimizer: Any, arguments: Any, options: Any) -> None:
-    _tell(0, optimizer)
+    if not torch.compiler.is_compiling():
+        _tell(0, optimizer)
 
 
 def _ends(optimizer: Any, arguments: Any, options: Any) -> None:
-    _tell(1, optimizer)
+    if not torch.compiler.is_compiling():
+        _tell(1, optimizer)
 
 
 def _tell(which: int, optimizer: Any) -> None:

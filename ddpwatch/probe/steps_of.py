@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ddpwatch.probe.event_log import Event, UpdateEnd
 from ddpwatch.probe.record import PhaseSpan, StepRecord
-from ddpwatch.sampling.levels import BARE
+from ddpwatch.sampling.levels import BARE, FULL, LIGHT
 from ddpwatch.wire.messages import PhaseName
 
 
@@ -145,6 +145,9 @@ def _step(events: Sequence[Event], start: Start, end: int, ending: UpdateEnd) ->
     record.spans = _spans(events, start.at, record.end)
     waits = [(max(event.at, start.at), event.about) for event in events if event.kind == "data"]
     record.data = waits if waits or ending.feeds else None
+    if not ending.complete:
+        record.status = LIGHT if record.status == FULL else record.status
+        return record
     record.buckets = [event.about for event in events if event.kind == "collective"]
     record.first_seq = next((bucket.seq for bucket in record.buckets), None)
     return record
