@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
 from ddpwatch.probe.any_collective import AnyCollective
 from ddpwatch.probe.calls import SeenCalls, innermost
@@ -84,6 +85,13 @@ class LoopProbe:
     def issued_in(self) -> list[tuple[int, int]]:
         """Returns the process groups, and how many collectives each has issued. For any thread."""
         return self._collectives.issued_in()
+
+    @property
+    def unseen(self) -> str:
+        """Why this loop's collectives are only counted; empty if they are seen, or there is no process group."""
+        if self._collectives.sees or not dist.is_initialized():
+            return ""
+        return "on GPUs, they are only counted" if _on_gpu() else "to see them takes Python 3.12 or torch 2.14"
 
     def close(self) -> None:
         """Removes the hooks."""

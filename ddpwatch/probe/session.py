@@ -129,6 +129,8 @@ class ProbeSession:
             known = dist.is_available() and dist.is_initialized()
             self._start_with(self.loop, torch.nn.Module(), str(dist.get_backend()) if known else "", {})
             self._probes.add(self.loop)
+            if self.loop.unseen:
+                self._say_off("collectives", self.loop.unseen)
         return self.loop
 
     def add_module(self, model: DistributedDataParallel | FSDPModule) -> DdpProbe | FsdpProbe:
@@ -365,17 +367,20 @@ class ProbeSession:
         _log.debug("ddpwatch: %s went off", feature, exc_info=error)
         if feature == CLOSING or not self.active:
             return
-        now, reason = time.monotonic_ns(), reason_of(error)
+        reason = reason_of(error)
         what, goes_on = f"goes on without {feature}", "the rest is watched"
         if feature == WATCHING:
             self._silence()
-            self._gave_up_ns = now
+            self._gave_up_ns = time.monotonic_ns()
             what, goes_on = "stops watching", "training goes on"
-        name, step = as_text(f"ddpwatch {what}: {reason}".splitlines()[0], 500), self.recorder.steps
-        self.queue.post(Mark(rank=self.rank, name=name, start_ns=now, off=feature, step=step))
+        self._say_off(feature, reason, what)
         level = logging.DEBUG if self._has_warned or isinstance(error, JobUnwatchedError) else logging.WARNING
         self._has_warned = self._has_warned or level == logging.WARNING
         _log.log(level, "ddpwatch %s, %s: %s", what, goes_on, reason)
+
+    def _say_off(self, feature: Feature, reason: str, what: str = "watches") -> None:
+        name, step = as_text(f"ddpwatch {what}: {reason}".splitlines()[0], 500), self.recorder.steps
+        self.queue.post(Mark(rank=self.rank, name=name, start_ns=time.monotonic_ns(), off=feature, step=step))
 
     def _doing(self) -> Doing:
         """Returns what this rank does outside its steps, for its heartbeats."""

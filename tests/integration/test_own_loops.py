@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ ISSUES: dict[str, dict[str, int]] = {
     "experts": {"all_to_all": 2},
     "pipeline": {"send": 1, "recv": 1},
 }
+SEES = sys.version_info >= (3, 12) or tuple(map(int, version("torch").split(".")[:2])) >= (2, 14)
+sees = pytest.mark.skipif(not SEES, reason="this torch and Python only count collectives")
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +58,30 @@ def test_each_update_is_a_step(name: str, folders: tuple[Path, Path]) -> None:
     for rank in (0, 1):
         steps = steps_of(folders[0], name, rank)
         assert [step.step for step in steps] == list(range(UPDATES))
-        assert [step.status for step in steps] == ["warmup", *["ok"] * (UPDATES - 1)]
+        assert [step.status for step in steps] == ["warmup", *["ok" if SEES else "shadow"] * (UPDATES - 1)]
         for before, after in itertools.pairwise(steps):
             assert after.start_ns == before.start_ns + before.duration_ns
         for step in steps[1:]:
             assert {"forward", "backward", "optimizer"} <= {span.phase for span in step.spans}
 
 
+@sees
 @pytest.mark.parametrize("name", ISSUES)
 def test_each_collective_is_seen_with_its_time(name: str, folders: tuple[Path, Path]) -> None:
     for rank in (0, 1):
         for step in steps_of(folders[0], name, rank)[1:]:
             assert Counter(step.comm_op) == ISSUES[name]
-            for launch, done, size in zip(step.comm_launch, step.comm_done, step.comm_bytes, strict=True):
-                assert done is not None
-                assert 0 <= launch <= done <= step.duration_ns
+            columns = step.comm_op, step.comm_launch, step.comm_done, step.comm_bytes
+            for op, launch, done, size in zip(*columns, strict=True):
                 assert size > 0
+                if (name, op) == ("own_optimizer", "all_gather"):  # nothing waits for it at once
+                    assert done is None
+                elif sys.version_info >= (3, 12):
+                    assert done is not None
+                    assert 0 <= launch <= done <= step.duration_ns
 
 
+@sees
 def test_a_collective_has_the_place_that_issues_it(folders: tuple[Path, Path]) -> None:
     source = (SCRIPTS / "own_loops.py").read_text().splitlines()
     messages = [message for message, _ in Recording(folders[0] / "all_reduce")]
@@ -81,6 +91,7 @@ def test_a_collective_has_the_place_that_issues_it(folders: tuple[Path, Path]) -
     assert (file, source[int(line) - 1].strip()) == ("own_loops.py", "dist.all_reduce(gradient)")
 
 
+@sees
 def test_groups_of_the_jobs_own_are_known(folders: tuple[Path, Path]) -> None:
     groups = {m.id: m for m, _ in Recording(folders[0] / "experts") if isinstance(m, Group)}
     used = {group for step in steps_of(folders[0], "experts")[1:] for group in step.comm_group}
@@ -88,6 +99,7 @@ def test_groups_of_the_jobs_own_are_known(folders: tuple[Path, Path]) -> None:
     assert groups[used.pop()].ranks == [0, 1]
 
 
+@sees
 def test_numbers_of_collectives_are_those_of_their_group(folders: tuple[Path, Path]) -> None:
     """So ranks' steps belong together, and what nobody has seen would show as a gap."""
     for rank in (0, 1):

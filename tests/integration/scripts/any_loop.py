@@ -2,8 +2,8 @@
 
 Each is a small model trained as its users do it, and knows nothing of ddpwatch. Every rank prints a digest of its
 losses and parameters. In FOLDER, it leaves ``RANK.json``: how many updates it made, and how many collectives torch's
-own flight recorder counted by process group and operation (set ``TORCH_FR_BUFFER_SIZE``). ``SLOW=RANK`` makes one rank
-slow where such jobs are.
+own flight recorder had counted at each, by process group and operation (set ``TORCH_FR_BUFFER_SIZE``). ``SLOW=RANK``
+makes one rank slow where such jobs are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 STEPS, WIDTH, ROWS = 20, 32, 8
 JOBS: dict[str, Callable[[], None]] = {}
 updates = 0
+counts: list[dict[str, dict[str, int]]] = []  # of collectives, at each update
 digest = hashlib.sha256()
 
 
@@ -57,6 +58,8 @@ def trained(loss: Tensor | None, module: nn.Module | None = None) -> None:
     """Notes an update; at the end, the parameters."""
     global updates
     updates += module is None
+    if len(sys.argv) > 2 and dist.is_initialized():
+        counts.append(counted())
     if loss is not None:
         digest.update(repr(loss.item()).encode())
     for parameter in () if module is None else module.parameters():
@@ -543,8 +546,7 @@ def main(name: str, folder: Path | None = None) -> None:
     JOBS[name]()
     print(f"rank {rank} {digest.hexdigest()[:16]}", flush=True)
     if folder is not None:
-        counts = counted() if name != "alone" else {}
-        (folder / f"{rank}.json").write_text(json.dumps({"updates": updates, "collectives": counts}))
+        (folder / f"{rank}.json").write_text(json.dumps({"updates": updates, "collectives": counts[:updates]}))
     if dist.is_initialized():
         dist.destroy_process_group()
 
