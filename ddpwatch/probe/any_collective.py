@@ -79,7 +79,7 @@ HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
     "RECV": ("recv", "output_tensors"),
 }
 TO_ONE: Final = frozenset({"send", "recv"})  # they take a number of their group on the two ranks only
-MAKERS: Final = ("_new_process_group_helper", "split_group")  # functions that give torch a new group
+MAKERS: Final = ("_new_group_with_tag", "split_group")  # functions that make a group, and have said who is in it
 MOST_SITES: Final = 256  # that have a number each; all others are the last
 MOST_GROUPS: Final = 256  # that are told apart; what later ones do is not seen
 MOST_UNISSUED: Final = 64  # seen before they were issued and not after: each has failed

@@ -364,7 +364,8 @@ def now_and_then(every: int, outer: bool) -> None:
         loss.backward()
         inner.step()
         inner.zero_grad()
-        trained(loss)
+        if not outer:
+            trained(loss)
         if (step + 1) % every == 0:
             with torch.no_grad():
                 for parameter, old in zip(model.parameters(), kept, strict=True):
@@ -380,6 +381,8 @@ def now_and_then(every: int, outer: bool) -> None:
                 with torch.no_grad():
                     for parameter, old in zip(model.parameters(), kept, strict=True):
                         parameter.copy_(old)
+        if outer:
+            trained(loss)
     trained(None, model)
 
 
