@@ -82,7 +82,6 @@ TO_ONE: Final = frozenset({"send", "recv"})  # they take a number of their group
 MAKERS: Final = ("_new_group_with_tag", "split_group")  # functions that make a group, and have said who is in it
 MOST_SITES: Final = 256  # that have a number each; all others are the last
 MOST_GROUPS: Final = 256  # that are told apart; what later ones do is not seen
-MOST_UNISSUED: Final = 64  # seen before they were issued and not after: each has failed
 MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ever ends the step
 _PLUMBING: Final = ("distributed_c10d.py", "c10d_logger.py", "/nn/functional.py", "/function.py")
 _OURS: Final = "/ddpwatch/probe/"
@@ -99,7 +98,7 @@ class _OfThread(threading.local):
 
 
 class KnownGroup:
-    """A process group of the job's. It owns its hooks, through which this knows what it issues.
+    """A process group of the job's, and what is known of it.
 
     Attributes:
         id: Its number.
@@ -112,7 +111,6 @@ class KnownGroup:
         self.issued = issued_by(group) or 0
         self.counts = issued_by(group) is not None
         self.to_one = False  # whether it counts what two ranks do among themselves, too
-        self.unissued: dict[int, BucketRecord] = {}
         self._group = weakref.ref(group)
 
     def count(self) -> int | None:
@@ -149,7 +147,7 @@ class AnyCollective:
         self._by_hooks = False
         self._calls: list[SeenCalls] = []  # of functions that issue
         self._makers: list[SeenCalls] = []
-        self._hooks: list[_Hooks] = []
+        self._hooks: list[_Hook] = []
         self._issuing: dict[int, CodeType] = {}  # by id: to hash code takes its time
         self._here = _OfThread()
         self._threads: set[int] = set()  # that hooks have run on
@@ -224,7 +222,7 @@ class AnyCollective:
         known = self._groups[group] = KnownGroup(group, found.id)
         self._known = [*(one for one in self._known if not one.has_gone), known]
         if self._by_hooks:
-            self._hooks = [*(hooks for hooks in self._hooks if hooks.group() is not None), _Hooks(self, group, known)]
+            self._hooks = [*(hooks for hooks in self._hooks if hooks.group() is not None), _Hook(self, group, known)]
 
     def _made(self, *_: Any) -> None:
         self.meet_groups()
@@ -242,22 +240,11 @@ class AnyCollective:
         named = HOOKED.get(args.name.name)
         if named is not None:  # else it makes a group or a window
             op, tensors = named
-            known.issued += 1
             call, _, site = self._site()
             entry = _entry(known, op, site, sum(tensor.nbytes for tensor in getattr(args, tensors)), at)
-            if len(known.unissued) >= MOST_UNISSUED:
-                known.unissued.clear()
-            known.unissued[args.op_id] = entry
             if call:
                 self._here.newest, self._here.call = entry, call
-        self._charge(time.monotonic_ns() - at)
-
-    def after(self, known: KnownGroup, args: Any) -> None:
-        """Notes that it was issued."""
-        at = time.monotonic_ns()
-        entry = known.unissued.pop(args.op_id, None)
-        if entry is not None:
-            self._add(known, entry)
+            self._add(known, entry, 1)
         self._charge(time.monotonic_ns() - at)
 
     def failed(self, error: Exception) -> None:
@@ -291,14 +278,16 @@ class AnyCollective:
             entry.wait_begin, entry.wait_end = entry.launch, at
             entry.done = at
         if not self._by_hooks:
-            self._add(here.known, entry)
+            self._add(here.known, entry, 0)
         self._charge(time.monotonic_ns() - at)
 
-    def _add(self, known: KnownGroup, entry: BucketRecord) -> None:
+    def _add(self, known: KnownGroup, entry: BucketRecord, uncounted: int) -> None:
+        """Logs a collective, which its group has perhaps not counted yet."""
         known.to_one = known.to_one or entry.op in TO_ONE
         count = known.count()
-        if not known.to_one:
-            entry.seq = count
+        known.issued += uncounted
+        if count is not None and not known.to_one:
+            entry.seq = count + uncounted
         self._log.add_event("collective", entry.launch, entry)
         self._seen += 1
         if self._seen > MOST_IN_STEP:
@@ -344,8 +333,8 @@ class AnyCollective:
         return site
 
 
-class _Hooks:
-    """The hooks on one process group, which owns them."""
+class _Hook:
+    """The hook on one process group, which owns it."""
 
     def __init__(self, seeing: AnyCollective, group: Any, known: KnownGroup) -> None:
         self.group = weakref.ref(group)
@@ -353,7 +342,6 @@ class _Hooks:
         self._known = known
         self._id = -id(self)  # others count upwards or take an id(): neither is negative
         group.register_pre_hook(self._id, self._before)
-        group.register_post_hook(self._id, self._after)
 
     def _before(self, args: Any) -> None:
         seeing = self._seeing
@@ -367,22 +355,12 @@ class _Hooks:
         except Exception as error:
             seeing.failed(error)
 
-    def _after(self, args: Any) -> None:
-        seeing = self._seeing
-        if seeing is None or not seeing.on:
-            return
-        try:
-            seeing.after(self._known, args)
-        except Exception as error:
-            seeing.failed(error)
-
     def close(self, remove: bool) -> None:
-        """Does nothing any more, and perhaps removes the hooks."""
+        """Does nothing any more, and perhaps removes the hook."""
         self._seeing = None
         group = self.group()
         if group is not None and remove:
             group.unregister_pre_hook(self._id)
-            group.unregister_post_hook(self._id)
 
 
 def _entry(known: KnownGroup, op: CollectiveOp, site: int, nbytes: int, at: int) -> BucketRecord:

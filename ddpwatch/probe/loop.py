@@ -32,7 +32,7 @@ from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.steps_of import Start, steps_of
 from ddpwatch.run.blackbox import Phase
-from ddpwatch.sampling.levels import BARE, FULL
+from ddpwatch.sampling.levels import BARE, FULL, LIGHT
 from ddpwatch.wire.messages import WATCHING, StepStatus
 
 MOST_CALLS: Final = 64  # of modules without gradients, before the first one with
@@ -197,7 +197,8 @@ class LoopProbe:
         if sampling is not None:
             sampling.learn(level, own_ns, at - self._updated_ns)
             sampling.follow(self._recorder.lease.budget_ppm(self._updates, at))
-            self._level = BARE if sampling.is_bare(self._updates) else FULL
+            light = LIGHT if sampling.is_light(self._updates) else FULL
+            self._level = BARE if sampling.is_bare(self._updates) else light
         if _on_gpu():
             self._level = BARE
         if sampling is None or sampling.needs_cpu_time(self._updates):

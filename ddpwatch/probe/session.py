@@ -123,7 +123,7 @@ class ProbeSession:
         from ddpwatch.probe.loop import LoopProbe
 
         if self.loop is None:
-            self.recorder.use(sampling=self._schedule(light=False))
+            self.recorder.use(sampling=self._schedule())
             self.loop = LoopProbe(self._context(), self.queue.job_cpu_ns)
             self.queue.made_late = self.loop.records
             known = dist.is_available() and dist.is_initialized()
