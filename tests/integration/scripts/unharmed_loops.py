@@ -182,10 +182,8 @@ def raises_everywhere(model: torch.nn.Module, optimizer: torch.optim.Optimizer) 
             try:
                 call()
             except Exception:
-                print(
-                    attempt,
-                    "".join(line for line in traceback.format_exc().splitlines(True) if "/probe/calls" not in line),
-                )
+                *trace, error = traceback.format_exc().split('  File "')
+                print(attempt, error, *(frame for frame in trace if "/ddpwatch/probe/calls.py" not in frame))
         steps(model, optimizer, 2)
 
 
