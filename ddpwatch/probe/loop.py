@@ -197,7 +197,7 @@ class LoopProbe:
         if sampling is not None:
             sampling.learn(level, own_ns, at - self._updated_ns)
             sampling.follow(self._recorder.lease.budget_ppm(self._updates, at))
-            light = LIGHT if sampling.is_light(self._updates) else FULL
+            light: StepStatus = LIGHT if sampling.is_light(self._updates) else FULL
             self._level = BARE if sampling.is_bare(self._updates) else light
         if _on_gpu():
             self._level = BARE
