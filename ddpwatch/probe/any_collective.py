@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Final
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.groups import describe
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import BucketRecord
-from ddpwatch.wire.messages import BucketLayout, CollectiveOp, Layout
+from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, BucketLayout, CollectiveOp, Layout
 
 # Operations by the function that issues them, each with the parameter that holds all that is gathered, scattered or
 # reduced. Others call these.
@@ -78,9 +79,9 @@ HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
     "SEND": ("send", "input_tensors"),
     "RECV": ("recv", "output_tensors"),
 }
-TO_ONE: Final = frozenset({"send", "recv"})  # they take a number of their group on the two ranks only
 MAKERS: Final = ("_new_group_with_tag", "split_group")  # functions that make a group, and have said who is in it
-MOST_SITES: Final = 256  # that have a number each; all others are the last
+MOST_SITES: Final = 256  # places with a name each; all others are `OTHER_PLACES`
+OTHER_PLACES: Final = "other places"
 MOST_GROUPS: Final = 256  # that are told apart; what later ones do is not seen
 MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ever ends the step
 _PLUMBING: Final = ("distributed_c10d.py", "c10d_logger.py", "/nn/functional.py", "/function.py")
@@ -153,7 +154,7 @@ class AnyCollective:
         self._threads: set[int] = set()  # that hooks have run on
         self._sites: dict[tuple[int, int], int] = {}
         self._codes: list[CodeType | None] = []  # of these places, so that no other code gets their ids
-        self._names: list[str] = []
+        self._names: dict[int, str] = {}  # of the places
         self._groups: weakref.WeakKeyDictionary[Any, KnownGroup] = weakref.WeakKeyDictionary()
         self._known: list[KnownGroup] = []  # the same, for other threads; replaced, never changed
         self._met = 0
@@ -320,17 +321,22 @@ class AnyCollective:
         return call, calls, self._new_site(key, frame) if site is None else site
 
     def _new_site(self, key: tuple[int, int], frame: FrameType | None) -> int:
-        site = len(self._sites)
-        if site >= MOST_SITES:
-            return MOST_SITES - 1
-        self._sites[key] = site
-        self._codes.append(frame and frame.f_code)
-        self._names.append(_place(frame) if site < MOST_SITES - 1 else "other places")
-        recorder = self._context.recorder
-        recorder.epoch += 1
-        buckets = [BucketLayout(index, 0, [], name) for index, name in enumerate(self._names)]
-        self._context.publish(Layout(rank=0, kind="call", epoch=recorder.epoch, params=[], buckets=buckets))
+        """Returns its number: it follows from its name, so that all ranks number alike, whatever they issue first."""
+        name = _place(frame) if len(self._sites) < MOST_SITES else OTHER_PLACES
+        site = crc32(name.encode())
+        if name != OTHER_PLACES:
+            self._sites[key] = site
+            self._codes.append(frame and frame.f_code)
+        if site not in self._names:
+            self._names[site] = name
+            self._announce()
         return site
+
+    def _announce(self) -> None:
+        buckets = [BucketLayout(index, 0, [], name) for index, name in self._names.items()]
+        epoch = self._context.recorder.epoch
+        layout = Layout(rank=0, module=OWN_COLLECTIVES, kind="call", epoch=epoch, params=[], buckets=buckets)
+        self._context.publish(layout)
 
 
 class _Hook:
@@ -364,7 +370,7 @@ class _Hook:
 
 
 def _entry(known: KnownGroup, op: CollectiveOp, site: int, nbytes: int, at: int) -> BucketRecord:
-    entry = BucketRecord(0, site, nbytes, at)
+    entry = BucketRecord(OWN_COLLECTIVES, site, nbytes, at)
     entry.op, entry.group = op, known.id
     return entry
 
@@ -389,6 +395,8 @@ def _place(frame: FrameType | None) -> str:
     if frame is None:
         return "unknown"
     code = frame.f_code
+    if code.co_filename.startswith(f"{_TORCH}autograd/"):
+        return "backward"
     if code.co_filename.startswith(_TORCH):
         module = code.co_filename.removeprefix(_TORCH).removesuffix(".py").replace("/", ".")
         return f"{module.removeprefix('distributed.')} {code.co_name}"[:200]
@@ -396,8 +404,8 @@ def _place(frame: FrameType | None) -> str:
 
 
 def role_of(group: Any) -> str:
-    """Returns what a group is for: the dimension of a mesh, where torch has named the group by that."""
+    """Returns what a group is for: the dimension of a mesh, or what the job has described it as."""
     if group is dist.group.WORLD:
         return "all ranks"
-    described = str(getattr(group, "group_desc", ""))
-    return described.removeprefix("mesh_") if described.startswith("mesh_") else "own"
+    described = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
+    return described if described not in ("", "undefined") else "own"

@@ -37,13 +37,16 @@ DeviceKey = tuple[str, str, str, int]  # host, its boot, kind, index
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 # What they mean: `ddpwatch.sampling.levels`.
 StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
+LayoutKind = Literal["bucket", "group", "call"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
 CollectiveOp = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
     "recv", "barrier",
 ]  # fmt: skip
 ALL_REDUCE: Final[CollectiveOp] = "all_reduce"
+TO_ONE: Final = frozenset({"send", "recv"})  # of two ranks, which alone give them a sequence number
 DEFAULT_GROUP: Final = 0  # id of the group of all ranks
+OWN_COLLECTIVES: Final = 1 << 20  # in place of a module: collectives that the job's own code issues
 NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on after an error of ddpwatch's
 # What an error of ddpwatch's may turn off in a rank. WATCHING is all of it.
 Feature = Literal[
@@ -141,14 +144,15 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True, omit_
     gradient is.
 
     ``kind`` is ``group`` if the buckets are the parameter groups of FSDP2, which its collectives carry whole, and
-    ``call`` if they are the places that issue collectives of any size, in any group.
+    ``call`` if they are the places that issue collectives of any size, in any group: of `OWN_COLLECTIVES`. A place's
+    index follows from its name, and each rank says those that it has come by.
     ``comm_hook`` is DDP's name of the module's comm hook, empty without one.
     """
 
     rank: Rank
     module: Count = 0
     module_name: Name = ""
-    kind: Literal["bucket", "group", "call"] = "bucket"
+    kind: LayoutKind = "bucket"
     group: Count = DEFAULT_GROUP
     epoch: Count = 1
     comm_hook: Name = ""

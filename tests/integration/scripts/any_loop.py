@@ -200,24 +200,77 @@ def pipeline_1f1b_and_ddp() -> None:
     )
 
 
+@job
+def own_dp_and_tp() -> None:
+    """Columns and rows of two matrices by hand, and gradients averaged by hand, as in Megatron."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dp, tp = mesh["dp"].get_group(), mesh["tp"].get_group()
+
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, part: Tensor) -> Tensor:
+            whole = part.clone()
+            dist.all_reduce(whole, group=tp)
+            return whole
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> Any:
+            return gradients[0]
+
+    model = layers(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        rows = batch(step, mesh["dp"].get_local_rank())
+        for layer in (model[0], model[2]):
+            rows = Summed.apply(layer(rows)).tanh()
+        be_slow()
+        loss = rows.square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=dp)
+        optimizer.step()
+        optimizer.zero_grad()
+        trained(loss)
+    trained(None, model)
+
+
 # -- own collectives ---------------------------------------------------------------------------------------------------
 
 
 class Experts(nn.Module):
     """Tokens go to the rank of their expert, and back; experts are trained by their rank alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Any = None) -> None:
         super().__init__()
-        self.before, self.expert, self.after = layers(1), layers(1), layers(1)
+        self.before, self.expert, self.after, self.group = layers(1), layers(1), layers(1), group or dist.group.WORLD
 
     def forward(self, rows: Tensor) -> Tensor:
         from torch.distributed.nn.functional import all_to_all_single
 
         hidden = self.before(rows)
-        sent = all_to_all_single(torch.empty_like(hidden), hidden)
+        sent = all_to_all_single(torch.empty_like(hidden), hidden, group=self.group)
         worked = self.expert(sent)
         be_slow()
-        return self.after(all_to_all_single(torch.empty_like(worked), worked))
+        return self.after(all_to_all_single(torch.empty_like(worked), worked, group=self.group))
+
+
+@job
+def own_mixture_of_experts() -> None:
+    """Without a wrapper; what all ranks share is averaged by hand."""
+    model = Experts(dist.new_group(group_desc="ep"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        loss = model(batch(step)).square().mean()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            if not name.startswith("expert"):
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        trained(loss)
+    trained(None, model)
 
 
 @job
