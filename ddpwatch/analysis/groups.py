@@ -30,7 +30,7 @@ class Role(NamedTuple):
     size: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name} {self.size}" if self.size else self.name
+        return f"{self.name} {self.size}" if self.name and self.size else self.name
 
 
 RoleOf = Callable[[int], Role]
