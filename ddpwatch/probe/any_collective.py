@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
-from ddpwatch.probe.collectives import GroupHooks, issued_by
+from ddpwatch.probe.collectives import GroupHooks, issued_by, nbytes_of
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.groups import describe
 from ddpwatch.probe.guarded import ProbeContext
@@ -242,7 +242,7 @@ class AnyCollective:
         if named is not None:  # else it makes a group or a window
             op, tensors = named
             call, _, site = self._site()
-            entry = _entry(known, op, site, sum(tensor.nbytes for tensor in getattr(args, tensors)), at)
+            entry = _entry(known, op, site, sum(map(nbytes_of, getattr(args, tensors))), at)
             if call:
                 self._here.newest, self._here.call = entry, call
             self._add(known, entry, 1)
@@ -386,8 +386,8 @@ def _passes_on(frame: FrameType) -> bool:
 
 def _nbytes(tensors: torch.Tensor | Sequence[torch.Tensor] | None) -> int:
     if isinstance(tensors, torch.Tensor):
-        return tensors.nbytes
-    return sum(tensor.nbytes for tensor in tensors or ())
+        return nbytes_of(tensors)
+    return sum(map(nbytes_of, tensors or ()))
 
 
 def _place(frame: FrameType | None) -> str:

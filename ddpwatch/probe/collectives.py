@@ -51,8 +51,10 @@ class DdpObserver(Protocol):
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """Returns bytes of a bucket's values, also of a sparse one."""
-    return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
+    """Returns bytes of a tensor's values, also of a sparse one. No backend takes any other layout."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return tensor._values().nbytes if tensor.layout is torch.sparse_coo else 0
 
 
 def issued_by(group: Any) -> int | None:

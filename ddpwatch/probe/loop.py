@@ -3,7 +3,7 @@
 | what                            | found by                                                                       |
 |---------------------------------|--------------------------------------------------------------------------------|
 | start, end of an optimizer step | torch's global hooks                                                           |
-| start, end of a backward        | the calls of ``torch.autograd.backward``                                       |
+| start, end of a backward        | the calls of ``torch.autograd.backward``, or (Python < 3.12) of its engine     |
 | start of the forward            | the first call of a module with gradients (Python ≥ 3.12)                      |
 | waits for data                  | the calls of a DataLoader's ``next`` (`ddpwatch.probe.activity`)               |
 | collectives                     | process groups' hooks, or events (`ddpwatch.probe.any_collective`)             |
@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from ddpwatch.probe.any_collective import AnyCollective
-from ddpwatch.probe.calls import SeenCalls, innermost
+from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
 from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import StepRecord
@@ -72,9 +72,7 @@ class LoopProbe:
         self._updated_ns = self._start.at
         self._own_ns = 0
         self._loader: Callable[[], object] = lambda: None
-        failed = partial(self._guard.failed, feature=WATCHING)
-        place = torch.autograd, "backward"
-        self._seen_backwards = SeenCalls([place], begin=self._backward_begin, end=self._backward_end, on_error=failed)
+        self._seen_backwards = self._see_backwards()
         self._first_call: SeenCalls | None = None
         self._collectives = AnyCollective(context, self._log, self._charge)
         if not _on_gpu():
@@ -104,13 +102,23 @@ class LoopProbe:
     def _charge(self, own_ns: int) -> None:
         self._own_ns += own_ns
 
+    def _see_backwards(self) -> SeenCalls:
+        """Sees backwards. Where that takes a wrapper, it is a layer below: torch.jit and pickles know `backward`."""
+        failed = partial(self._guard.failed, feature=WATCHING)
+        if can_see_events():
+            place = torch.autograd, "backward"
+            return SeenCalls([place], begin=self._backward_begin, end=self._backward_end, on_error=failed)
+        begin, end = partial(_of_backward, self._backward_begin), partial(_of_backward, self._backward_end)
+        places = [(module, "_engine_run_backward") for module in (torch.autograd.graph, torch.autograd)]
+        return SeenCalls(places, begin=begin, end=end, names=["accumulate_grad"], on_error=failed)
+
     # -- on the threads that train -------------------------------------------------------------------------------
 
     def _backward_begin(self, *_: Any) -> None:
         at = time.monotonic_ns()
         if not self.active:
             return
-        self._forget_raised(at)
+        self._forget_raised(at, begun=1)
         self._backwards += 1
         self._backward_thread = threading.get_ident()
         self._moved = True
@@ -133,14 +141,21 @@ class LoopProbe:
                 self._end_update(at)
         self._own_ns += time.monotonic_ns() - at
 
-    def _forget_raised(self, at: int) -> None:
-        """Notes that a backward is over that an exception has left: nobody is told of that."""
+    def _forget_raised(self, at: int, begun: int = 0) -> None:
+        """Notes that a backward is over that an exception has left: nobody is told of that.
+
+        Args:
+            at: Now.
+            begun: How many of this thread's backwards have only just begun.
+        """
         if not self._backwards or threading.get_ident() != self._backward_thread:
             return
+        under_way = -begun
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code is not self._backward_code:
+        while frame is not None and under_way < 1:
+            under_way += frame.f_code is self._backward_code
             frame = frame.f_back
-        while frame is None and self._backwards:
+        while under_way < 1 and self._backwards:
             self._backwards -= 1
             self._log.add_event("backward_end", at)
 
@@ -254,6 +269,12 @@ class LoopProbe:
             first = self._rest[lost]
             self._log.lost += lost
             self._rest = [Event(first.number, first.at, "lost", lost), *self._rest[lost:]]
+
+
+def _of_backward(call: Callable[[], None], accumulates: bool, *_: Any) -> None:
+    """Calls for a run of the engine, unless it is one of ``torch.autograd.grad``."""
+    if accumulates:
+        call()
 
 
 def _on_gpu() -> bool:
