@@ -318,8 +318,14 @@ def named_stretches(step: Step) -> list[tuple[str, int, int]]:
 
 
 def comm_of(step: Step) -> Intervals | None:
-    """Returns C: when a bucket was in flight, or the rank waited for buffers. None if a completion is unknown."""
+    """Returns C: when a bucket was in flight, or the rank waited for buffers.
+
+    None if a completion is unknown, or when the job waited for a collective that its own code issued.
+    """
     if (step.status != FULL and not is_timed(step.status)) or None in step.comm_done:
+        return None
+    began = step.comm_wait_begin or [None] * len(step.comm_module)
+    if OWN_COLLECTIVES in step.comm_module and (OWN_COLLECTIVES, None) in zip(step.comm_module, began, strict=True):
         return None
     buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)
     waits = buffer_waits(step)

@@ -7,8 +7,8 @@
 | the numbers that process groups count with    | anywhere            | how many there were                    |
 
 Nothing of torch's is wrapped: torch.compile would not look through a wrapper. A function that returns no `Work` has
-waited for its collective, which its return shows on Python ≥ 3.12. When any other collective is done, nobody can see
-without a part in its completion.
+waited for its collective, which its return shows on Python ≥ 3.12. That of Gloo's which it returns is waited for, too,
+by a thread of ddpwatch's; when the job waits for it, nobody can see. Nor when any other collective is done.
 """
 
 from __future__ import annotations
@@ -107,10 +107,11 @@ class KnownGroup:
             group could be the last that owns it, and would have to end it.
     """
 
-    def __init__(self, group: Any, number: int) -> None:
+    def __init__(self, group: Any, number: int, by_gloo: bool) -> None:
         self.id = number
         self.issued = issued_by(group) or 0
         self.counts = issued_by(group) is not None
+        self.by_gloo = by_gloo
         self.to_one = False  # whether it counts what two ranks do among themselves, too
         self._group = weakref.ref(group)
 
@@ -209,10 +210,11 @@ class AnyCollective:
         """Publishes the process groups that are new, and counts what each has issued."""
         if not dist.is_initialized() or "process groups" in self._context.guard.off:
             return
+        named = distributed_c10d._world.pg_group_ranks
         for group in list(distributed_c10d._world.pg_map):
             if (known := self._groups.get(group)) is not None:
                 known.count()
-            elif self._met < MOST_GROUPS:
+            elif self._met < MOST_GROUPS and group in named:  # else a thread is making it
                 self._context.guard.run("process groups", self._meet, group)
 
     def _meet(self, group: Any) -> None:
@@ -220,7 +222,7 @@ class AnyCollective:
         found = describe(group, torch.device("cpu"))
         found.kind = role_of(group)
         self._context.publish(found)
-        known = self._groups[group] = KnownGroup(group, found.id)
+        known = self._groups[group] = KnownGroup(group, found.id, found.backend == "gloo")
         self._known = [*(one for one in self._known if not one.has_gone), known]
         if self._by_hooks:
             self._hooks = [*(hooks for hooks in self._hooks if hooks.group() is not None), _Hook(self, group, known)]
@@ -244,7 +246,8 @@ class AnyCollective:
             call, _, site = self._site()
             entry = _entry(known, op, site, sum(map(nbytes_of, getattr(args, tensors))), at)
             if call:
-                self._here.newest, self._here.call = entry, call
+                here = self._here
+                here.newest, here.call, here.known = entry, call, known
             self._add(known, entry, 1)
         self._charge(time.monotonic_ns() - at)
 
@@ -274,10 +277,12 @@ class AnyCollective:
         entry = here.newest
         if entry is None or not self.on or self._call_of(sys._getframe(1)) != here.call:
             return
-        here.newest = None
-        if not isinstance(of_call[-1], dist.Work):
+        here.newest, work = None, of_call[-1]
+        if not isinstance(work, dist.Work):
             entry.wait_begin, entry.wait_end = entry.launch, at
             entry.done = at
+        elif here.known.by_gloo and type(work) is dist.Work and _has_future(work):
+            self._context.completions.follow(work, partial(_done, entry))
         if not self._by_hooks:
             self._add(here.known, entry, 0)
         self._charge(time.monotonic_ns() - at)
@@ -373,6 +378,19 @@ def _entry(known: KnownGroup, op: CollectiveOp, site: int, nbytes: int, at: int)
     entry = BucketRecord(OWN_COLLECTIVES, site, nbytes, at)
     entry.op, entry.group = op, known.id
     return entry
+
+
+def _has_future(work: dist.Work) -> bool:
+    """Returns whether any thread may wait for work of Gloo's: the `wait` of other work does a part of it."""
+    try:
+        work.get_future()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _done(entry: BucketRecord) -> None:
+    entry.done = time.monotonic_ns()
 
 
 def _passes_on(frame: FrameType) -> bool:

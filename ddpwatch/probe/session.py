@@ -123,7 +123,7 @@ class ProbeSession:
         from ddpwatch.probe.loop import LoopProbe
 
         if self.loop is None:
-            self.recorder.use(sampling=self._schedule())
+            self.recorder.use(sampling=self._schedule(settles=False))
             self.loop = LoopProbe(self._context(), self.queue.job_cpu_ns)
             self.queue.made_late = self.loop.records
             known = dist.is_available() and dist.is_initialized()
@@ -174,9 +174,9 @@ class ProbeSession:
         self._start_with(probe, ddp.module, backend, ddp_flags(ddp))
         return probe
 
-    def _schedule(self, light: bool = True, dear: bool = False) -> SamplingSchedule | None:
+    def _schedule(self, light: bool = True, dear: bool = False, settles: bool = True) -> SamplingSchedule | None:
         queue = self.queue  # the schedule must not own the session
-        return schedule_of(light=light, dear=dear, sender_clock=lambda: queue.sender_cpu_ns)
+        return schedule_of(light=light, dear=dear, sender_clock=lambda: queue.sender_cpu_ns, settles=settles)
 
     def _context(self) -> ProbeContext:
         queue = self.queue
