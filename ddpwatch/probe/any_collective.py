@@ -248,7 +248,7 @@ class AnyCollective:
             if call:
                 here = self._here
                 here.newest, here.call, here.known = entry, call, known
-            self._add(known, entry, 1)
+            self._add_collective(known, entry, 1)
         self._charge(time.monotonic_ns() - at)
 
     def failed(self, error: Exception) -> None:
@@ -284,10 +284,10 @@ class AnyCollective:
         elif here.known.by_gloo and type(work) is dist.Work and _has_future(work):
             self._context.completions.follow(work, partial(_done, entry))
         if not self._by_hooks:
-            self._add(here.known, entry, 0)
+            self._add_collective(here.known, entry, 0)
         self._charge(time.monotonic_ns() - at)
 
-    def _add(self, known: KnownGroup, entry: BucketRecord, uncounted: int) -> None:
+    def _add_collective(self, known: KnownGroup, entry: BucketRecord, uncounted: int) -> None:
         """Logs a collective, which its group has perhaps not counted yet."""
         known.to_one = known.to_one or entry.op in TO_ONE
         count = known.count()

@@ -8,7 +8,6 @@ forward or backward begins: until then, its events are left for the next call.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddpwatch.probe.event_log import Event, UpdateEnd
@@ -57,8 +56,7 @@ def steps_of(events: Sequence[Event], start: Start, over: bool = False) -> Steps
 # -- where steps end ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _End:
+class _End(NamedTuple):
     """A possible end of a step: the position after its last event, when it is, and what is known there."""
 
     after: int
@@ -100,14 +98,22 @@ class _Open:
         self.backwards = 0
 
 
-def _ends(events: Sequence[Event], over: bool) -> Iterable[tuple[int, int, UpdateEnd]]:
-    """Yields the ends of steps: the position after the last event of each, its time, and what is known there."""
+def _ends(events: Sequence[Event], over: bool) -> Iterable[_End]:
+    """Yields the ends of steps. Nothing is known of what began before the one that comes next: it is cut off there."""
+    after = 0
+    while (found := _first_end(events, after, over)) is not None:
+        yield found
+        after = found.after
+
+
+def _first_end(events: Sequence[Event], begin: int, over: bool) -> _End | None:
+    """Returns the first end after the events before ``begin``."""
     known, found, within = _Open(), None, None
-    for after, (_, at, kind, about) in enumerate(events, 1):
+    for position in range(begin, len(events)):
+        _, at, kind, about = events[position]
         if kind in ("forward", "backward_begin"):
             if found is not None and not known.backwards:
-                yield found.after, found.at, found.ending
-                found = None
+                return found
             known.backwards += kind == "backward_begin"
         elif kind == "optimizer_begin":
             known.begin_optimizer(about)
@@ -120,9 +126,8 @@ def _ends(events: Sequence[Event], over: bool) -> Iterable[tuple[int, int, Updat
         elif kind == "lost":
             known.forget()
         if within is not None and not known.backwards:
-            found, within = _End(after, at, within), None
-    if over and found is not None:
-        yield found.after, found.at, found.ending
+            found, within = _End(position + 1, at, within), None
+    return found if over else None
 
 
 # -- what a step holds -------------------------------------------------------------------------------------------------
