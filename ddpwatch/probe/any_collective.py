@@ -87,6 +87,7 @@ MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ev
 _PLUMBING: Final = ("distributed_c10d.py", "c10d_logger.py", "/nn/functional.py", "/function.py")
 _OURS: Final = "/ddpwatch/probe/"
 _TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
+_HOST: Final = torch.device("cpu")  # made once: a mode of the job's would see it being made
 _passing: dict[str, bool] = {}  # by file, whether what is called there only passes on
 
 
@@ -219,7 +220,7 @@ class AnyCollective:
 
     def _meet(self, group: Any) -> None:
         self._met += 1
-        found = describe(group, torch.device("cpu"))
+        found = describe(group, _HOST)
         found.kind = role_of(group)
         self._context.publish(found)
         known = self._groups[group] = KnownGroup(group, found.id, found.backend == "gloo")

@@ -52,9 +52,10 @@ class DdpObserver(Protocol):
 
 def nbytes_of(tensor: torch.Tensor) -> int:
     """Returns bytes of a tensor's values, also of a sparse one. No backend takes any other layout."""
-    if tensor.layout is torch.strided:
-        return tensor.nbytes
-    return tensor._values().nbytes if tensor.layout is torch.sparse_coo else 0
+    with torch._C.DisableTorchFunction():  # what the job overrides must not see this
+        if tensor.layout is torch.strided:
+            return tensor.nbytes
+        return tensor._values().nbytes if tensor.layout is torch.sparse_coo else 0
 
 
 def issued_by(group: Any) -> int | None:

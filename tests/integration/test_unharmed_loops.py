@@ -14,8 +14,9 @@ from tests.support.jobs import PROBE_IMPORTS, SCRIPTS, Job, ddpwatch, forked_com
 pytestmark = [pytest.mark.seconds(15), pytest.mark.usefixtures("run_directory")]
 SCRIPT = SCRIPTS / "unharmed_loops.py"
 CASES = (
-    "exits_with_a_handle", "exits_without_its_peer", "destroys_with_a_handle", "groups_come_and_go", "compiles",
-    "odd_optimizers", "raises_everywhere",
+    "exits_with_a_handle", "exits_without_its_peer", "destroys_with_a_handle", "groups_come_and_go",
+    "threads_have_ended", "compiles", "odd_optimizers", "others_know_backward", "sparse_gradients",
+    "sees_each_function", "raises_everywhere",
 )  # fmt: skip
 
 

@@ -6,7 +6,9 @@ nobody watched. It knows nothing of ddpwatch.
 
 from __future__ import annotations
 
+import pickle
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -15,7 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 
+BACKWARD = torch.autograd.backward
 CASES: dict[str, Callable[[torch.nn.Module, torch.optim.Optimizer], None]] = {}
 
 
@@ -60,6 +64,24 @@ def groups_come_and_go(model: torch.nn.Module, optimizer: torch.optim.Optimizer)
         dist.all_reduce(values.fill_(1), group=group)
         dist.destroy_process_group(group)
     print(values.tolist())
+
+
+@case
+def threads_have_ended(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """They had groups of their own, which nobody destroys. A wrapped model takes the loop's place meanwhile."""
+    groups = [dist.new_group() for _ in range(3)]
+    threads = [threading.Thread(target=reduces_often, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    steps(model, optimizer, 4)
+    for thread in threads[:2]:
+        thread.join()
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+
+
+def reduces_often(group: dist.ProcessGroup) -> None:
+    for _ in range(200):
+        dist.all_reduce(torch.ones(4), group=group)
 
 
 # -- what others look at -----------------------------------------------------------------------------------------------
@@ -170,6 +192,55 @@ def odd_optimizers(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 @case
+def others_know_backward(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """By what it is (torch.jit), by its name (pickle), and by who calls it (a warning)."""
+
+    def goes_back(values: torch.Tensor) -> torch.Tensor:
+        total = (values * values).sum()
+        torch.autograd.backward([total])
+        return total
+
+    warnings.simplefilter("always")
+    print(torch.jit.script(goes_back)(torch.ones(3, requires_grad=True)))
+    print(pickle.loads(pickle.dumps(BACKWARD)) is torch.autograd.backward)
+    torch.autograd.backward([model(torch.ones(2, 4)).sum()], grad_variables=[torch.tensor(1.0)])
+
+
+@case
+def sparse_gradients(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    embedding = torch.nn.Embedding(10, 3, sparse=True)
+    plain = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    for step in range(4):
+        embedding(torch.tensor([1, 2, 2 + step + dist.get_rank()])).sum().backward()
+        dist.all_reduce(embedding.weight.grad)
+        plain.step()
+        plain.zero_grad()
+    print(embedding.weight.sum().item().hex())
+
+
+@case
+def sees_each_function(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A mode of the job's prints what is called, and so does a kind of tensor."""
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
+            print("mode", getattr(function, "__qualname__", function))
+            return function(*args, **(options or {}))
+
+    class Kind(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
+            print("kind", getattr(function, "__qualname__", function))
+            return super().__torch_function__(function, kinds, args, options or {})
+
+    with Mode():
+        steps(model, optimizer, 2)
+        dist.new_group()
+        dist.all_reduce(torch.ones(4), async_op=True).wait()  # type: ignore[union-attr]
+    dist.all_reduce(torch.ones(4).as_subclass(Kind))
+
+
+@case
 def raises_everywhere(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """In collectives and in backwards, and goes on."""
     for attempt in range(3):
@@ -207,8 +278,8 @@ def main(name: str) -> None:
     torch.set_num_threads(1)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    if name == "odd_optimizers":  # also where nothing is watched yet
-        odd_optimizers(model, optimizer)
+    if name in ("odd_optimizers", "sees_each_function"):  # also where nothing is watched yet
+        CASES[name](model, optimizer)
     steps(model, optimizer, 4)
     CASES[name](model, optimizer)
 
