@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
-from ddpwatch.probe.collectives import GroupHooks, issued_by, nbytes_of
+from ddpwatch.probe.collectives import GroupHooks, issued_by, nbytes_of, stayed
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.groups import describe
 from ddpwatch.probe.guarded import ProbeContext
@@ -141,6 +141,7 @@ class AnyCollective:
     Attributes:
         on: Whether collectives are recorded now.
         complete: Whether all of the step were so far.
+        threads: Those that hooks have run on.
     """
 
     def __init__(self, context: ProbeContext, log: EventLog, charge: Callable[[int], None]) -> None:
@@ -153,7 +154,7 @@ class AnyCollective:
         self._hooks: list[_Hook] = []
         self._issuing: dict[int, CodeType] = {}  # by id: to hash code takes its time
         self._here = _OfThread()
-        self._threads: set[int] = set()  # that hooks have run on
+        self.threads: set[int] = set()
         self._sites: dict[tuple[int, int], int] = {}
         self._codes: list[CodeType | None] = []  # of these places, so that no other code gets their ids
         self._names: dict[int, str] = {}  # of the places
@@ -197,15 +198,20 @@ class AnyCollective:
     def close(self) -> None:
         """Sees nothing more.
 
-        Torch goes through a group's hooks without a lock. So they are removed only if no other thread has run any:
-        otherwise they stay, and do nothing.
+        Torch goes through a group's hooks without a lock. So while another thread that has run any is alive, they stay,
+        and do nothing, until the interpreter ends.
         """
         self.on = False
         for calls in (*self._calls, *self._makers):
             calls.close()
-        alone = self._threads <= {threading.get_ident()}
-        for hooks in self._hooks:
-            hooks.close(remove=alone)
+        others = self.threads & sys._current_frames().keys() - {threading.get_ident()}
+        for hook in self._hooks:
+            hook.close()
+            if others:
+                stayed.append(hook.remove)
+            else:
+                hook.remove()
+        self._hooks = []
 
     def meet_groups(self) -> None:
         """Publishes the process groups that are new, and counts what each has issued."""
@@ -240,7 +246,6 @@ class AnyCollective:
     def before(self, known: KnownGroup, args: Any) -> None:
         """Notes what a group's hook says of a collective that it is about to issue."""
         at = time.monotonic_ns()
-        self._threads.add(threading.get_ident())
         named = HOOKED.get(args.name.name)
         if named is not None:  # else it makes a group or a window
             op, tensors = named
@@ -359,6 +364,7 @@ class _Hook:
         seeing = self._seeing
         if seeing is None:
             return
+        seeing.threads.add(threading.get_ident())
         if not seeing.on:
             self._known.issued += 1
             return
@@ -367,11 +373,14 @@ class _Hook:
         except Exception as error:
             seeing.failed(error)
 
-    def close(self, remove: bool) -> None:
-        """Does nothing any more, and perhaps removes the hook."""
+    def close(self) -> None:
+        """Does nothing any more."""
         self._seeing = None
+
+    def remove(self) -> None:
+        """Takes the hook from its group. No other thread may be running hooks there."""
         group = self.group()
-        if group is not None and remove:
+        if group is not None:
             group.unregister_pre_hook(self._id)
 
 

@@ -8,6 +8,7 @@ groups have hooks (torch 2.14): `GroupHooks`. Elsewhere its completion is unknow
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -153,6 +154,16 @@ def _nobody() -> None:
 
 
 _registered: weakref.WeakKeyDictionary[Any, list[GroupHooks]] = weakref.WeakKeyDictionary()
+
+
+stayed: list[Callable[[], object]] = []  # what removes other hooks that were left in groups
+
+
+@atexit.register  # before sessions register, so it runs after they have closed
+def _remove_what_stayed() -> None:
+    """Removes hooks that were left in groups, which may outlive the interpreter: letting go of them then aborts."""
+    for remove in stayed:
+        remove()
 
 
 def _reduced_by(args: Any) -> list[torch.Tensor]:
