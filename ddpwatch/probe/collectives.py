@@ -114,11 +114,14 @@ class GroupHooks:
 
         Args:
             busy: Whether the group may be running hooks, on any thread. Torch goes through its list of them without a
-                lock, so they stay, and do nothing.
+                lock, so they stay, and do nothing, until the interpreter ends.
         """
         group = self._group()
         self._observer = _nobody
-        if group is None or busy or self._running or self not in (on_group := _registered.get(group, [])):
+        if group is None or self not in (on_group := _registered.get(group, [])):
+            return
+        if busy or self._running:
+            stayed.append(self.close)
             return
         on_group.remove(self)
         group.unregister_pre_hook(self._id)
@@ -156,7 +159,7 @@ def _nobody() -> None:
 _registered: weakref.WeakKeyDictionary[Any, list[GroupHooks]] = weakref.WeakKeyDictionary()
 
 
-stayed: list[Callable[[], object]] = []  # what removes other hooks that were left in groups
+stayed: list[Callable[[], object]] = []  # what removes hooks that were left in groups
 
 
 @atexit.register  # before sessions register, so it runs after they have closed
