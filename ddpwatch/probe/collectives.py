@@ -165,8 +165,8 @@ stayed: list[Callable[[], object]] = []  # what removes hooks that were left in 
 @atexit.register  # before sessions register, so it runs after they have closed
 def _remove_what_stayed() -> None:
     """Removes hooks that were left in groups, which may outlive the interpreter: letting go of them then aborts."""
-    for remove in stayed:
-        remove()
+    while stayed:
+        stayed.pop()()
 
 
 def _reduced_by(args: Any) -> list[torch.Tensor]:

@@ -106,7 +106,7 @@ def test_a_period_has_an_end_and_comes_back() -> None:
 
 
 def test_one_dear_step_of_a_loop_is_enough_to_learn_that() -> None:
-    """A thousand collectives a step, say; DDP's first steps are full at any cost, and others until eight have taught."""
+    """A thousand collectives, say. DDP's first steps are full at any cost, and others until eight have taught."""
     for settles, own_ns, full in ((False, 20 * MS, 1), (True, 20 * MS, 12), (False, MS, 8)):
         schedule, found = SamplingSchedule(settles=settles), 0
         for step in range(20):
