@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -61,6 +61,20 @@ def is_compiling_frames() -> bool:
         return False
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
     return callback is None or callback() not in (None, False)
+
+
+def optimizer_hook(call: Callable[[], object]) -> Callable[..., None]:
+    """Returns a hook of optimizers that torch.compile looks into, unlike other code of ddpwatch's: it finds it empty.
+
+    At one that it leaves alone it would break the optimizer's graph, or fail where there must be only one.
+    """
+
+    def hook(*_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            call()
+
+    code = hook.__code__.replace(co_filename="<optimizer hook>")
+    return FunctionType(code, hook.__globals__, hook.__name__, None, hook.__closure__)
 
 
 def _leave_untraced(trace_rules: Any) -> None:

@@ -52,7 +52,8 @@ class DdpObserver(Protocol):
 
 def nbytes_of(tensor: torch.Tensor) -> int:
     """Returns bytes of a bucket's values, also of a sparse one."""
-    return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
+    with torch._C.DisableTorchFunction():
+        return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
 
 
 def issued_by(group: Any) -> int | None:
@@ -159,4 +160,5 @@ def _reduced_by(args: Any) -> list[torch.Tensor]:
     """
     if args.name.name not in ("ALLREDUCE", "ALLREDUCE_COALESCED"):
         return []
-    return [tensor for tensor in args.input_tensors if tensor.dtype is not torch.int32]
+    with torch._C.DisableTorchFunction():
+        return [tensor for tensor in args.input_tensors if tensor.dtype is not torch.int32]

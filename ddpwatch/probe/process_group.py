@@ -51,7 +51,9 @@ class TimedGroup(dist.ProcessGroup):
 
 def _launched(observer: DdpObserver, tensor: torch.Tensor, at: int, work: dist.Work) -> None:
     """Stamps a launch. A reducer that looks for unused parameters also reduces integers, which are no bucket."""
-    if tensor.dtype is not torch.int32:
+    with torch._C.DisableTorchFunction():
+        is_bucket = tensor.dtype is not torch.int32
+    if is_bucket:
         observer.after_launch(None, nbytes_of(tensor), at, work)
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import wrapt
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
+from ddpwatch.probe.collectives import nbytes_of
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.wire.messages import CollectiveOp
@@ -106,7 +107,7 @@ class TimedAllGather(TimedComm):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """All-gathers, with its stamps."""
-        about = "all_gather", self._self_label, output_tensor.nbytes, group
+        about = "all_gather", self._self_label, nbytes_of(output_tensor), group
         entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, async_op))
 
@@ -130,7 +131,7 @@ class TimedReduceScatter(TimedComm):
     ) -> Any:
         """Reduce-scatters, with its stamps."""
         ready, self._self_ready = self._self_ready, None
-        about = "reduce_scatter", self._self_label, input_tensor.nbytes, group, ready
+        about = "reduce_scatter", self._self_label, nbytes_of(input_tensor), group, ready
         entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, op, async_op))
 
@@ -140,7 +141,7 @@ class TimedReduceScatter(TimedComm):
 
     def _self_all_reduce(self, tensor: torch.Tensor, group: Any, issue: Callable[[], Any]) -> Any:
         ready, self._self_ready = self._self_ready, None
-        about = "all_reduce", self._self_label, tensor.nbytes, group, ready
+        about = "all_reduce", self._self_label, nbytes_of(tensor), group, ready
         entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, issue)
 
