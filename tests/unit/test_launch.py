@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from ddpwatch.launch import Launch
+from ddpwatch.launch import Launch, run_with_dashboard
 from ddpwatch.run import rundir
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.tui.feed import AttachSpec
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,30 @@ def test_a_run_bears_the_name_of_what_trains(command: str, name: str, run_direct
 def test_a_package_that_python_runs_gives_its_name() -> None:
     assert rundir.new_run_id("/home/a/pkg/__main__.py").startswith("pkg-")
     assert rundir.script_name("train.py") == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"), [(True, "the run is over, its command is not"), (False, "the job goes on")], ids=["over", "live"]
+)
+def test_who_quits_is_told_what_goes_on(
+    ends: bool, said: str, run_directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dashboard that is left while the command still runs: its run may be over."""
+    release = run_directory / "release"
+    runs = [RunInfo(run_id="train-1", ingest="", publish="", pid=1, world_size=2, started=1.0)]
+    job = Launch(["sh", "-c", f"until [ -e {release} ]; do sleep 0.05; done"], None, dict(os.environ))
+    monkeypatch.setattr(job, "runs", lambda: list(runs))
+
+    def left(spec: AttachSpec) -> None:
+        assert spec.list_runs()
+        if ends:
+            runs.clear()
+
+    def printed(_: object, offset: int) -> int:  # the command ends once it was looked at
+        release.touch()
+        return offset
+
+    monkeypatch.setattr("ddpwatch.tui.app.run_dashboard", left)
+    monkeypatch.setattr("ddpwatch.launch._print_from", printed)
+    assert run_with_dashboard(job) == 0
+    assert f"ddpwatch: {said}; Ctrl-C ends it" in capfd.readouterr().err
