@@ -195,7 +195,7 @@ class ReportBuilder:
         self._buckets: defaultdict[tuple[int, tuple[Bucket, ...]], BucketsTogether] = defaultdict(BucketsTogether)
 
     def apply_message(self, message: Message, received_ns: int = 0, frame: bytes = b"") -> list[StepAcrossRanks]:
-        """Takes a message, when it was received (ns since the Unix epoch), and as what it was sent, if that is known.
+        """Takes a message, when it was received (ns since the Unix epoch), and the frame that it came in, if known.
 
         Returns the steps that it completes.
         """

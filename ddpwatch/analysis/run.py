@@ -70,7 +70,7 @@ class Run:
         return self._diagnosis
 
     def apply_message(self, message: Message, received_ns: int = 0, frame: bytes = b"") -> list[StepAcrossRanks]:
-        """Takes one message, when it was received (0 if that is not known), and as what it was sent, if that is known.
+        """Takes one message, when it was received (0 if that is not known), and the frame that it came in, if known.
 
         Returns the steps that it closes: the one that it completes and those before it that lack a rank, oldest first,
         or the one that has waited longest, if too many wait.

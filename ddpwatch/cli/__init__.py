@@ -26,7 +26,7 @@ def main() -> None:
             with few_collections():
                 app()
         finally:
-            gc.freeze()  # or the interpreter, before it exits, looks through all modules for what nobody needs
+            gc.freeze()  # spares the interpreter a full collection when it exits
             sys.stdout.flush()
     except DdpwatchError as error:
         say(f"ddpwatch: error: {error.message}")

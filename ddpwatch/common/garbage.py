@@ -1,4 +1,4 @@
-"""How often Python looks for garbage where frames are read: they hold no cycles, and a run keeps a million objects."""
+"""Rare garbage collections while frames are read: these hold no cycles, and a run keeps a million objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ THRESHOLDS = (5_000, 50, 40_000)
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Looks at all objects next to never; to do so for each quarter that is new takes up to half of the time."""
+    """Makes full collections next to never happen: Python's own thresholds spend up to half of the time on them."""
     before = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
     try:

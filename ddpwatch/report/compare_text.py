@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ddpwatch.analysis.compare import RunComparison, RunDifference
-from ddpwatch.analysis.diagnosis.words.account_names import phase_name
+from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase, phase_name
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
 from ddpwatch.report.headline import exposed_parts
-from ddpwatch.report.lost import account_name
 
 MOST_ACCOUNTS = 5
 MOST_INCIDENTS = 10
@@ -36,11 +35,11 @@ def render_compare(result: RunComparison) -> str:
 
 def _lost(found: RunDifference) -> list[str]:
     """Returns the accounts of lost time that changed most."""
-    changed = [row for row in found.lost if abs(row.change) >= LEAST_CHANGE]
+    changed = [row for row in found.lost if abs(row.change) >= LEAST_CHANGE][:MOST_ACCOUNTS]
+    names = [account_in_phase(row.account, row.rank, row.phase or "") for row in changed]
     return [
-        f"  {clean(account_name(row))}: {percent(row.a, 1)} of {clean(found.a)}, "
-        f"{percent(row.b, 1)} of {clean(found.b)}"
-        for row in changed[:MOST_ACCOUNTS]
+        f"  {clean(name)}: {percent(row.a, 1)} of {clean(found.a)}, {percent(row.b, 1)} of {clean(found.b)}"
+        for name, row in zip(names, changed, strict=True)
     ]
 
 

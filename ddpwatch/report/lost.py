@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ddpwatch.analysis.compare import AccountChange
 from ddpwatch.analysis.diagnosis.incident import Account, LostTime
-from ddpwatch.analysis.diagnosis.incident_json import AccountFigures, LostFigures
-from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase, rank_seconds
+from ddpwatch.analysis.diagnosis.incident_json import LostFigures
+from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.lost_time import account_text, lost_text, shown_accounts
 from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import number, percent, run_size
@@ -49,11 +48,6 @@ def _from_layer(account: Account, report: Report) -> str:
     layer = next(blamed, None) if account.rank is not None and account.phase else None
     text = account_text(account)
     return text if layer is None else text.removesuffix(")") + f", from {layer} on)"
-
-
-def account_name(row: AccountFigures | AccountChange) -> str:
-    """Returns the name of an account in a table: what the time went into, and in which phase."""
-    return account_in_phase(row.account, row.rank, row.phase or "")
 
 
 def account_table(report: Report) -> Table:

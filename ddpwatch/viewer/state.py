@@ -182,7 +182,7 @@ class RunState:
         return self.groups.world_size
 
     def apply_message(self, message: Message, received_ns: int, frame: bytes = b"") -> None:
-        """Takes one message, and as what it was sent, if that is known.
+        """Takes one message, and the frame that it came in, if that is known.
 
         Never raises on a valid message, in whatever order they come.
         """

@@ -13,7 +13,7 @@ CODES = {"ValueError": 1, "SystemExit": 3, "KeyboardInterrupt": -2}
 
 
 def end_of(path: Path, strategy: str, error: str, watched: str) -> tuple[int, str, list[str]]:
-    """How rank 0 ends: exit code, standard output, and its standard error from the traceback on."""
+    """Returns rank 0's exit code, its standard output, and its standard error from the traceback on."""
     path = path / watched
     words = SCRIPTS / "ends_in_flight.py", strategy, error, watched
     path.mkdir()

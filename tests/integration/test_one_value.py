@@ -87,7 +87,7 @@ def table_of(said: dict[str, Said]) -> list[str]:
 
 
 def check(said: dict[str, Said]) -> None:
-    """Every output has its words, to the last digit that it shows: rounded, or so that the parts add up."""
+    """Checks that every output gives its words to the last digit shown: rounded, or so that the parts add up."""
     values = {word: float(text) for word, text in said["JSON"].items()}
     assert [(name, {*row}) for name, row in said.items()] == [*OUTPUTS]
     for name, row in said.items():
@@ -104,7 +104,7 @@ def check(said: dict[str, Said]) -> None:
 
 
 def searched(text: str, **patterns: str) -> Said:
-    """The first match of each pattern; an underscore in a word is a space."""
+    """Returns the first match of each pattern; an underscore in a word stands for a space."""
     found: Said = {}
     for word, pattern in patterns.items():
         match = re.search(pattern.replace("N", NUMBER), text)
@@ -124,7 +124,7 @@ def of_screen(text: str) -> dict[str, Said]:
 
 
 def of_state(state: RunState) -> dict[str, Said]:
-    """What plain lines end with, and metrics."""
+    """Returns the figures of the last plain line and of the metrics."""
     plain = line(state, state.diagnosis.incidents())
     values = Meter().read(state)
     lost = {sample.labels[0]: sample.value for sample in values["rank_time"]}
@@ -157,7 +157,7 @@ def of_report(report: Report) -> dict[str, Said]:
 
 
 def accounts_in(text: str) -> Said:
-    """What was lost to waiting and to transfer, by a list of shares and names."""
+    """Returns the shares lost to waiting and to transfer that a text lists."""
     return summed(re.findall(rf"{NUMBER} % +(waiting for|exposed transfer)", text))
 
 

@@ -123,7 +123,7 @@ def test_the_job_gets_the_signals_that_are_sent_to_us() -> None:
 
 
 def test_signals_are_passed_on_after_a_pause() -> None:
-    """Of ours, by Ctrl-Z or a debugger, longer than any wait for a signal should last."""
+    """`ddpwatch run` is stopped, as by Ctrl-Z or a debugger, for longer than a poll for signals would last."""
     with running(*DDPWATCH, "run", "--headless", "--", sys.executable, "-c", LISTENER) as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(3)][-1] == "ready\n"

@@ -1,4 +1,4 @@
-"""`ddpwatch ls` says the verdict on each run, in words and in JSON."""
+"""`ddpwatch ls` shows the verdict on each run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.publisher import Publisher
 
 
 def listed(publisher: Publisher, *options: str) -> Result:
-    """What it prints while a collector answers it."""
+    """Runs it while a collector answers."""
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(CliRunner().invoke, app, ["ls", *options])
         publisher.retain(run(40, late_rank=1))

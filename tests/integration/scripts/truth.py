@@ -265,7 +265,7 @@ def hook_fires(layers: list[float], statistics: bool) -> list[dict]:
 
 
 def arrivals(record: StepRecord, names: list[str]) -> dict[str, int]:
-    """When each parameter's gradient came, as the probe sent it."""
+    """Returns the time of each parameter's gradient, as the probe sent it, by name."""
     sent = record.message(0, 0)
     base = min(sent.hook_param)
     return {names[id - base]: sent.start_ns + ns for id, ns in zip(sent.hook_param, sent.hook_ns, strict=True)}
