@@ -161,7 +161,7 @@ def plain(injector: Injector, steps: int, file: Path, *, paced: bool = False) ->
     from torch.utils.data import DataLoader, Dataset
 
     import ddpwatch
-    from benchmarks.paced import pace
+    from tests.support.paced import pace
 
     width, size, cap_mib = (PACED_WIDTH, PACED_BATCH, PACED_CAP_MIB) if paced else (WIDTH, BATCH, CAP_MIB)
 

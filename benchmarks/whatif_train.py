@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.paced import pace
+from tests.support.paced import pace
 from demo.train import main
 from trainer.data.source import DataSource
 from trainer.models import MODELS

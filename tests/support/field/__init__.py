@@ -1,0 +1,1 @@
+"""Jobs that people reported as slow, hanging or healthy, rebuilt small, each with its truth."""

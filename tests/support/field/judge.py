@@ -1,0 +1,193 @@
+"""Compares what ddpwatch says of a case with its truth: while the job ran, and in the report on its recording."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.analysis.run import Run
+from ddpwatch.recording.reader import Recording
+from ddpwatch.report.build import report_of_recording
+from tests.support.field.case import Case, Truth
+
+RECORDING, OUTPUT = "run.mcap", "output.txt"  # in a case's folder, beside its ranks' notes
+ALARMS = ("warning", "error")
+COST_WITHIN = 0.15
+LOOK_STEPS, LOOK_EVERY = 48, 8  # how often to look whether it is named: after every step at first, then less often
+NUMBER = re.compile(r"[\d.,]+")
+
+
+class NotedStep(NamedTuple):
+    """What a rank notes of a step; times in ns."""
+
+    step: int
+    started: int
+    computed: int
+    reduced: int
+    ended: int
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What one rank did, by its own clock. ``struck`` is in which steps the fault took how long (ns)."""
+
+    steps: Sequence[NotedStep]
+    struck: Sequence[tuple[int, int]]
+
+
+def notes_of(folder: Path, ranks: int) -> list[Notes]:
+    """Reads the notes of all ranks; those of a rank that has left none are empty."""
+    found = []
+    for rank in range(ranks):
+        file = folder / f"notes-{rank}.json"
+        about = json.loads(file.read_text()) if file.exists() else {"steps": [], "struck": []}
+        found.append(Notes([NotedStep(*step) for step in about["steps"]], [(at, ns) for at, ns in about["struck"]]))
+    return found
+
+
+def true_cost_ns(truth: Truth, notes: Sequence[Notes]) -> float | None:
+    """Returns the rank-time that a fault cost by the ranks' notes; None if that is not to be judged.
+
+    ``struck``: the others waited as long as the fault took, or all ranks were in it. ``lead``: they waited from when
+    the last of them had its gradients until the rank had. ``jitter``: each waited for the last one. ``exposed``: all
+    waited from when the last one had its gradients until they were reduced.
+    """
+    if not truth.cost:
+        return None
+    if truth.cost == "struck":
+        of_ranks = [sum(ns for step, ns in one.struck if step >= truth.since) for one in notes]
+        return sum(of_ranks) if not truth.ranks else (len(notes) - 1) * sum(of_ranks[rank] for rank in truth.ranks)
+    rows = list(zip(*[one.steps for one in notes], strict=False))
+    rows = [row for row in rows if row[0].step >= max(truth.since, 1)]
+    if truth.cost == "exposed":
+        return sum(len(row) * (min(at.reduced for at in row) - max(at.computed for at in row)) for row in rows)
+    computed = [[at.computed for at in row] for row in rows]
+    if truth.cost == "jitter":
+        return sum(max(row) - at for row in computed for at in row)
+    rank = truth.ranks[0]
+    leads = (row[rank] - max(at for other, at in enumerate(row) if other != rank) for row in computed)
+    return (len(notes) - 1) * sum(max(0, lead) for lead in leads)
+
+
+@dataclass
+class Judgement:
+    """What was judged of one case; each part is right or not.
+
+    Attributes:
+        found: The incident that is meant; None if there is none, or if there is to be none.
+        parts: By name, whether it is right; what does not matter is left out.
+        others: Warnings and errors that are not true.
+        cost: By how much the cost is wrong, as a share.
+        named_after: In how many steps it was named.
+        verdict: The report's.
+    """
+
+    case: Case
+    found: Incident | None = None
+    parts: dict[str, bool] = field(default_factory=dict)
+    others: list[Incident] = field(default_factory=list)
+    cost: float | None = None
+    named_after: int | None = None
+    verdict: str = ""
+
+    @property
+    def word(self) -> str:
+        """``right``, ``partly`` or ``wrong``: nothing of it, somebody else, or an alarm about a healthy job."""
+        if all(self.parts.values()):
+            return "right"
+        return "partly" if self.case.truth.kinds and self.parts["found"] else "wrong"
+
+
+def judge(case: Case, folder: Path) -> Judgement:
+    """Reads a case's recording step by step, as a viewer would have, and then as a report."""
+    truth, judgement = case.truth, Judgement(case)
+    run = Run()
+    for message, envelope in Recording(folder / RECORDING):
+        for across in run.apply_message(message, envelope.received_ns):
+            passed = across.step - truth.since
+            due = passed >= 0 and (passed < LOOK_STEPS or passed % LOOK_EVERY == 0)
+            if due and judgement.named_after is None and matching(truth, run.diagnosis.incidents(), case.ranks):
+                judgement.named_after = passed + 1
+    for _ in run.rest():
+        pass
+    incidents = run.diagnosis.incidents()
+    report: dict[str, Any] = report_of_recording(Recording(folder / RECORDING)).as_json()
+    judgement.verdict = report["verdict"]["text"]
+    _judge_incidents(judgement, incidents, true_cost_ns(truth, notes_of(folder, case.ranks)))
+    _judge_verdict(judgement, report)
+    if (folder / OUTPUT).exists():
+        _judge_live(judgement, (folder / OUTPUT).read_text(), report, incidents)
+    if truth.updates is not None:
+        judgement.parts["updates"] = report["steps"]["count"] == truth.updates
+    return judgement
+
+
+def matching(truth: Truth, incidents: Iterable[Incident], world: int) -> list[Incident]:
+    """Returns the incidents that are this truth, costliest first."""
+    everybody = tuple(range(world))
+    found = [
+        one
+        for one in incidents
+        if one.kind in truth.kinds and (one.ranks == truth.ranks or (not truth.ranks and one.ranks == everybody))
+        if not truth.phases or one.phase in truth.phases
+    ]
+    return sorted(found, key=lambda one: -one.cost_ns)
+
+
+def _judge_incidents(judgement: Judgement, incidents: Sequence[Incident], cost_ns: float | None) -> None:
+    truth, world, parts = judgement.case.truth, judgement.case.ranks, judgement.parts
+    own = matching(truth, incidents, world) or matching(Truth(truth.kinds, truth.ranks), incidents, world)
+    judgement.others = [
+        one for one in incidents if one.severity in ALARMS and one not in own and one.kind not in truth.beside
+    ]
+    parts["no alarm"] = not judgement.others
+    if not truth.kinds:
+        return
+    parts["found"] = bool(own)
+    if not own:
+        return
+    found = judgement.found = own[0]
+    if truth.phases:
+        parts["phase"] = found.phase in truth.phases
+    if cost_ns is not None:
+        judgement.cost = found.cost_ns / cost_ns - 1 if cost_ns > 0 else None
+        parts["cost"] = judgement.cost is not None and abs(judgement.cost) <= COST_WITHIN
+    if truth.cause:
+        parts["cause"] = bool(re.search(truth.cause, f"{found.device} {found.message}"))
+    if truth.says:
+        parts["says"] = bool(re.search(truth.says, f"{found.message} {found.next_step}", re.IGNORECASE))
+    if truth.period is not None:
+        parts["period"] = found.period is not None and abs(found.period - truth.period) <= 1
+    if truth.soon is not None:
+        parts["soon"] = judgement.named_after is not None and judgement.named_after <= truth.soon
+
+
+def _judge_verdict(judgement: Judgement, report: Mapping[str, Any]) -> None:
+    """The verdict is about the truth, or remembers it; of a healthy job, it is no warning."""
+    kind, severity, text = (report["verdict"][name] for name in ("kind", "severity", "text"))
+    kinds = judgement.case.truth.kinds
+    if not kinds:
+        judgement.parts["verdict"] = severity not in ("warn", "bad")
+        return
+    judgement.parts["verdict"] = kind in kinds or any(one.replace("_", " ") in text for one in kinds)
+
+
+def _judge_live(judgement: Judgement, output: str, report: Mapping[str, Any], incidents: Sequence[Incident]) -> None:
+    """Judges whether the terminal said at last of incidents, and as a verdict, what the report says."""
+    lines = [" ".join(line.removeprefix("ddpwatch:").split()) for line in output.splitlines()]
+    at = max((at for at, line in enumerate(lines) if line.startswith("incidents: ")), default=0)
+    said, verdict = lines[at + 1 :], NUMBER.sub("#", report["verdict"]["text"])
+    named = [f"{KINDS[one.kind].name} {_whose(one)} " for one in incidents]
+    agree = [any(line.startswith(name) for line in said) for name in named]
+    judgement.parts["live"] = at > 0 and all(agree) and verdict in NUMBER.sub("#", lines[at - 1])
+
+
+def _whose(incident: Incident) -> str:
+    return ranks_named(incident.ranks) if incident.ranks else "all ranks"
