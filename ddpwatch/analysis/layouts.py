@@ -58,13 +58,22 @@ class Layouts(Mapping[LayoutKey, Layout]):
         return ""
 
     def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
-        """Returns the first parameter of a bucket, from the newest layout that has it; "" if none is known.
+        """Returns the largest parameter of a bucket, from the newest layout that has it; "" if none is known.
 
         Of a parameter group, its module.
         """
         layout = next((layout for layout in self._newest(rank, module) if layout.kind == "group"), None)
         named = (bucket.name for bucket in layout.buckets if bucket.index == index) if layout is not None else ()
-        return next(iter(named), "") or next(iter(self.bucket_params(index, rank, module)), "")
+        return next(iter(named), "") or self._largest(index, rank, module)
+
+    def _largest(self, index: int, rank: int | None, module: int | None) -> str:
+        for layout in self._newest(rank, module):
+            for bucket in layout.buckets:
+                known = [param for param in bucket.params if param < len(layout.params)]
+                if bucket.index == index and known:
+                    sizes = layout.param_bytes or [0] * len(layout.params)
+                    return layout.params[max(known, key=sizes.__getitem__)]
+        return ""
 
     def unit(self, rank: int | None = None) -> str:
         """Returns what is communicated: a bucket, or with FSDP2 a parameter group."""

@@ -110,7 +110,7 @@ ALL = Evidence(
     why="behind", issued={0: 10, 1: 12}, call_sites={1: "train.py:7"}, stacks={1: ["f"]}, no_stack={0: "silent"},
     longest_ms=2000.0, ranks=8, unwatched=True, beyond_tail=False, denied=True,
     ends={1: End("killed", "SIGKILL", 9, 199, "backward", [1], 0)}, hung=[2], steps=20, share_of_step=0.234,
-    bucket_place="last", growth=0.15, longer=0.44, slower=1.7, busbw_gbps=[5.0, 3.0],
+    bucket_place="last", reductions=4, growth=0.15, longer=0.44, slower=1.7, busbw_gbps=[5.0, 3.0],
     device=DeviceFigures(
         cause="wait", host="node-a", value=0.8369, before=0.02, peers=0.01, rank=1,
         figures=dict.fromkeys((*RANK_FIELDS, *GPU_FIELDS, *HOST_FIELDS), 0.5), also=["12 % of CPU time stolen"],

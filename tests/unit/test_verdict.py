@@ -52,7 +52,7 @@ class TestVerdict:
         found = judged([hello(2, 4), hello(3, 4), *steps])
         assert (found.kind, found.severity) == ("partial", "none")
         assert found.text == (
-            "only 2 of 4 ranks report here, so late ones do not show; exposed communication 2.0 ms of 100 ms (2.0 %)"
+            "only 2 of 4 ranks report here, so late ones do not show; exposed transfer 2.0 ms of 100 ms (2.0 %)"
         )
 
     def test_exposed_names_the_worst_bucket(self):

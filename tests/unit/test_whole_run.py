@@ -71,7 +71,8 @@ def test_a_link_that_was_slower_once_explains_nothing_later():
     """From step 120 on, the backward is shorter: as long as before, transfers are exposed."""
     slow = {"comm_done": [60 * MS, 110 * MS], "duration_ns": 120 * MS}
     slow["spans"] = [Span("forward", 2 * MS, 30 * MS), Span("sync", 80 * MS, 110 * MS)]
-    short = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("sync", 31 * MS, 90 * MS)]}
+    ends = Span("backward", 29 * MS, 31 * MS), Span("sync", 31 * MS, 90 * MS)
+    short = {"spans": [Span("forward", 2 * MS, 29 * MS), *ends]}
     long = {"spans": [Span("forward", 2 * MS, 30 * MS), Span("backward", 31 * MS, 95 * MS)]}
     about = [slow if 40 <= n < 80 else short if n >= 120 else long for n in range(160)]
     steps = [step(r, n, start_ns=START_NS + n * 120 * MS, **about[n]) for n in range(160) for r in range(2)]

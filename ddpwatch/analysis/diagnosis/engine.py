@@ -161,6 +161,7 @@ class Diagnosis:
                 late.catch_up(self._splits, self._recent)
                 self._late[watch, late.streak.rank] = late
                 self._pauses.absorb(late.streak)
+        split.blamed = {late.streak.rank for late in self._late.values()}.union(split.pauses)
         self._pauses.add_step(facts, self._late.values())
         self._rules.add_step(facts)
         if self._standing.is_due(self._now_ns):

@@ -88,6 +88,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         steps: In how many steps nothing was reduced.
         share_of_step: What it takes of a step.
         bucket_place: Of the bucket that is exposed most: ``first``, ``middle``, ``last`` or ``only``.
+        reductions: How often gradients are reduced per update.
         growth: By how much a step has become longer, as a share of the first ones.
         longer: By how much a step is longer, as a share of those before.
         slower: How many times as long transfers take.
@@ -117,6 +118,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps: int | None = None
     share_of_step: float | None = None
     bucket_place: str | None = None
+    reductions: int | None = None
     growth: float | None = None
     longer: float | None = None
     slower: float | None = None

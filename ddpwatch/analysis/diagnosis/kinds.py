@@ -10,7 +10,10 @@ Kind = Literal[
     "pause",
     "drift",
     "slow_input",
+    "imbalance",
     "exposed_comm",
+    "repeated_reduction",
+    "buffers",
     "slow_link",
     "slow_device",
     "slow_host",
@@ -53,8 +56,14 @@ KINDS: Final[dict[Kind, KindOf]] = {
     "drift": KindOf("D", "drift", late=True, blames=True, of_host=True, comes_back=True),
     # The loop waits for data in nearly every step
     "slow_input": KindOf("W", "slow input", late=True, of_host=True, comes_back=True),
+    # Another rank is last in each step
+    "imbalance": KindOf("J", "imbalance", comes_back=True),
     # Transfers that no compute hides
     "exposed_comm": KindOf("E", "exposed", comes_back=True),
+    # Gradients are reduced more than once per update
+    "repeated_reduction": KindOf("R", "repeated reduction", comes_back=True),
+    # DDP sends its buffers before each forward
+    "buffers": KindOf("F", "buffers", comes_back=True),
     # Transfers have become slower
     "slow_link": KindOf("L", "slow link", comes_back=True),
     # All ranks are slower from a step on, and their devices show why

@@ -74,11 +74,11 @@ def paint_buckets(
     selected: int,
     sorted_by: str,
 ) -> list[Row]:
-    """Paints the table, its bars (launch to done over the backward) and the selected bucket's first parameter.
+    """Paints the table, its bars (launch to done over the backward) and the selected bucket's largest parameter.
 
     Args:
         rows: The buckets, sorted.
-        layers: The name of each row's first parameter.
+        layers: The name of each row's largest parameter.
         size_: Columns and rows of the body.
         first: The index of the first row in view.
         selected: The index of the selected row.

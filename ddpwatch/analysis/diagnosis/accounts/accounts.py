@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import fmean
@@ -80,6 +80,8 @@ class StepSplit:
             host, than the last one of another host.
         pauses: By rank, how long it paused since its step before, by phase.
         held_up: By rank that paused, how much later it launched its group's last bucket than all others, at most.
+        blamed: Ranks that are late or paused: who waits for them does not wait by chance.
+        buffers_ns: Transfer of DDP's buffers, of the same account as that of buckets.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.
         like: The watched step that a bare one was split like.
@@ -96,6 +98,13 @@ class StepSplit:
     leads: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
     held_up: dict[int, int] = field(default_factory=dict)
+    blamed: Collection[int] = ()
+    buffers_ns: int = 0
+
+    @property
+    def jitter_ns(self) -> int:
+        """Waits for ranks that are not to blame."""
+        return sum(ns for rank, ns in self.waits.items() if rank not in self.blamed)
 
     @property
     def transfer_ns(self) -> int:
@@ -305,6 +314,7 @@ class Ledger:
                 if ns:
                     _add_ns(waits, waited[rank].awaited, ns)
                 transferred += travelled
+                found.buffers_ns += travelled
             if exposed:
                 if (own := compared.get(id(facts.keys))) is None:
                     own = compared[id(facts.keys)] = launched(facts.keys, buckets)
@@ -421,6 +431,7 @@ def _scale(like: StepSplit, found: StepSplit) -> int:
     found.accounts.update(scaled)
     found.waits.update(waits)
     found.leads = like.leads
+    found.buffers_ns = like.buffers_ns * part // size if size else 0
     rounding = part - sum(scaled.values()) - sum(waits.values())
     _add_ns(found.accounts, max(scaled, key=scaled.__getitem__, default=BARE), rounding)
     return found.total - part

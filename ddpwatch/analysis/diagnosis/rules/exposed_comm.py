@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
-from operator import attrgetter
 from typing import cast
 
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, ModuleBucket
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare, Spell
+from ddpwatch.analysis.diagnosis.rules.repeated_reduction import RepeatedReduction
 from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, bucket_named, unit
@@ -23,11 +24,13 @@ class ExposedComm:
 
     Args:
         link: What has slowed transfers: those that are exposed because they became slower are its incident.
+        repeated: What need not be transferred, and is an incident of its own, as are buffers.
     """
 
-    def __init__(self, link: SlowLink) -> None:
+    def __init__(self, link: SlowLink, repeated: RepeatedReduction) -> None:
         self._link = link
-        self._share = HighShare(EXPOSED_SHARE, attrgetter("transfer_ns"))
+        self._repeated = repeated
+        self._share = HighShare(EXPOSED_SHARE, self._rest_ns)
         self._bucket_ns: Counter[ModuleBucket] = Counter()
         self._order: tuple[ModuleBucket, ...] = ()  # as launched; empty where each is used more than once
         self._measured = False  # whether completions are measured at all
@@ -39,7 +42,11 @@ class ExposedComm:
             self._measured = True
             if split.transfer_ns > WORTH_A_LOOK * split.total:
                 self._note_buckets(facts)
-        self._share.add_split(split, split.transfer_ns if judged and self._measured else None)
+        self._share.add_split(split, self._rest_ns(split) if judged and self._measured else None)
+
+    def _rest_ns(self, split: StepSplit) -> int:
+        """Returns transfers of buckets that are no other incident."""
+        return max(0, split.transfer_ns - self._repeated.repeated_ns(split) - split.buffers_ns)
 
     def incidents(self, names: LayerNames | None) -> list[Incident]:
         """Returns what lasts, or comes again soon, and what is over; none for what a slower link explains."""

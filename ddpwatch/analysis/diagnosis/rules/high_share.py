@@ -20,6 +20,7 @@ class Spell:
 
     Attributes:
         unknown_ns: Exposed communication that may be waiting or transfer.
+        start_ns, end_ns: From when to when they lasted, on the time line.
     """
 
     since: int
@@ -28,6 +29,8 @@ class Spell:
     cost_ns: int = 0
     span_ns: int = 0
     unknown_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
 
     @property
     def share(self) -> float:
@@ -41,6 +44,7 @@ class Spell:
         self.span_ns += split.total
         self.unknown_ns += split.accounts.get(EXPOSED, 0)
         self.until = split.step
+        self.start_ns, self.end_ns = self.start_ns or split.start_ns, split.end_ns
 
 
 class HighShare:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
+from ddpwatch.analysis.diagnosis.rules.buffers import Buffers
 from ddpwatch.analysis.diagnosis.rules.exposed_comm import ExposedComm
+from ddpwatch.analysis.diagnosis.rules.imbalance import Imbalance
 from ddpwatch.analysis.diagnosis.rules.layouts_differ import LayoutsDiffer
 from ddpwatch.analysis.diagnosis.rules.not_reduced import NotReduced
+from ddpwatch.analysis.diagnosis.rules.repeated_reduction import RepeatedReduction
 from ddpwatch.analysis.diagnosis.rules.run_drift import RunDrift
 from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
 from ddpwatch.analysis.diagnosis.rules.slow_input import SlowInput
@@ -25,7 +28,10 @@ class Rules:
 
     def __init__(self, devices: DeviceCauses) -> None:
         self._link = SlowLink(devices)
-        self._exposed = ExposedComm(self._link)
+        self._repeated = RepeatedReduction()
+        self._buffers = Buffers()
+        self._exposed = ExposedComm(self._link, self._repeated)
+        self._imbalance = Imbalance(devices)
         self._input = SlowInput()
         self._drift = RunDrift(devices)
         self._device = SlowDevice(devices)
@@ -45,7 +51,10 @@ class Rules:
         if is_measured:
             self._link.add_step(across)
         self._link.count(split)
+        self._repeated.add_step(facts, is_measured)
+        self._buffers.add_step(facts)
         self._exposed.add_step(facts, is_measured)
+        self._imbalance.add_step(facts)
         self._input.add_step(facts)
         self._reduced.add_step(across)
         if across.counted:  # what ranks took, without their waits for one that is to blame
@@ -57,6 +66,9 @@ class Rules:
         """Returns all that were found."""
         return [
             *self._exposed.incidents(names),
+            *self._repeated.incidents(),
+            *self._buffers.incidents(),
+            *self._imbalance.incidents(),
             *self._input.incidents(),
             *self._link.incidents(),
             *self._drift.incidents(),

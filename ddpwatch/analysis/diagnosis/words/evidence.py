@@ -143,6 +143,7 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "steps": lambda steps: [f"nothing was reduced in {_count(steps)}"],
     "share_of_step": _share("it takes {} of a step"),
     "bucket_place": lambda place: [_PLACES.get(place, f"most of it is the {place} bucket")],
+    "reductions": lambda times: [f"{times} reductions per update"],
     "growth": _share("a step takes {} longer than at first"),
     "longer": _share("a step takes {} longer than before"),
     "slower": lambda times: [f"transfers take {times:.1f} times as long as before"],

@@ -23,6 +23,8 @@ _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
 }
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
+_NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
+_BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
 _MEMORY = "`ps -eo pid,rss,comm --sort=-rss` shows who has the memory"
 _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
     "steal": "ask who runs the hypervisor: another guest has the CPU; or move the job",
@@ -180,7 +182,10 @@ NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "pause": _pause,
     "drift": _late,
     "slow_input": _input,
+    "imbalance": lambda incident, places: _device(incident, places) or f"{_LENGTHS}; or compare the ranks' batch sizes",
     "exposed_comm": _exposed,
+    "repeated_reduction": lambda *_: _NO_SYNC,
+    "buffers": lambda *_: _BUFFERS,
     "slow_link": _link,
     "slow_device": _device,
     "slow_host": lambda incident, places: _device(incident, places) or places.stack_of(incident.ranks[0]),

@@ -13,7 +13,7 @@ class LayerNames(Protocol):
     """The names of parameters; "" where a name is not known."""
 
     def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
-        """Returns the first parameter of a bucket, on a rank, of a module; of a parameter group its name."""
+        """Returns the largest parameter of a bucket, on a rank, of a module; of a parameter group its name."""
 
     def unit(self, rank: int | None = None) -> str:
         """Returns what is communicated: bucket, or parameter group."""
@@ -68,7 +68,7 @@ def unit(names: LayerNames | None, rank: int | None = None) -> str:
 
 
 def bucket_named(bucket: ModuleBucket, names: LayerNames | None, rank: int | None = None) -> str:
-    """Returns the bucket's index, with its module's number unless that is 0, and its first parameter, if known."""
+    """Returns the bucket's index, with its module's number unless that is 0, and its largest parameter, if known."""
     module, index = bucket
     number = f"{module}:{index}" if module else str(index)
     layer = names.bucket_layer(index, rank, module) if names is not None else ""

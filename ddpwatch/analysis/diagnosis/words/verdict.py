@@ -156,8 +156,11 @@ def _healthy(
         return Verdict("collecting", "none", f"too few steps to say what is exposed: {full} of {ENOUGH_FULL} are full")
     if summary.exposed_ns is None or not summary.step_ns:
         return Verdict("unmeasured", "none", "completion is not measured here, so overlap is unknown")
-    share = summary.exposed_ns / summary.step_ns
-    text = f"exposed communication {in_ms(summary.exposed_ns)} of {in_ms(summary.step_ns)} ({_percent(share)})"
+    known = summary.estimate
+    what, ns = "exposed communication", summary.exposed_ns
+    if known.transfer_ns is not None and not known.unsplit_ns:
+        what, ns = "exposed transfer", known.transfer_ns
+    text = f"{what} {in_ms(ns)} of {in_ms(summary.step_ns)} ({_percent(ns / summary.step_ns)})"
     if ranks < world_size:  # as on a host that shows only its own ranks
         text = f"only {ranks} of {world_size} ranks report here, so late ones do not show; {text}"
         return Verdict("partial", "none", text + _past(incidents))

@@ -1,0 +1,96 @@
+"""Ranks with unequal work in each step: another one is last every time, and the others wait for it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from operator import attrgetter
+from statistics import fmean
+
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.causes.device_signals import DENIED
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.late.cause import StepFacts
+from ddpwatch.analysis.diagnosis.rules.high_share import HighShare, Spell
+from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, EXPOSED_SHARE
+
+NEWEST = 32  # watched steps: whom the others waited for, and how long on average
+KEEP_FIRST = 1024  # steps before these
+STALLS = NEWEST // 8  # of these, that may be single stalls: the longest waits
+MOST_OF_ONE = 0.75  # of what they waited: more is one rank's doing
+
+
+class Imbalance:
+    """Finds it as steps come. Waits for ranks that are late or paused are not part of it.
+
+    Args:
+        devices: What may be why: ranks without cores of their own are last by turns.
+    """
+
+    def __init__(self, devices: DeviceCauses) -> None:
+        self._devices = devices
+        self._share = HighShare(COSTLY_SHARE, attrgetter("jitter_ns"))
+        self._newest: deque[StepSplit] = deque(maxlen=NEWEST)
+        self._sums: Counter[int] = Counter()  # of their waits, by the rank that was waited for
+        self._first: deque[tuple[StepSplit, bool]] = deque(maxlen=KEEP_FIRST)  # before enough are known to judge them
+        self._causes: dict[int, tuple[int, DeviceCause | None]] = {}  # by spell: looked up until when
+
+    def add_step(self, facts: StepFacts) -> None:
+        """Takes the next step."""
+        split, is_judged = facts.split, facts.across.counted and facts.split.total > 0
+        if is_judged:
+            if len(self._newest) == NEWEST:
+                self._sums.subtract(self._newest[0].waits)
+            self._newest.append(split)
+            self._sums.update(split.waits)
+        self._first.append((split, is_judged))
+        if len(self._newest) < NEWEST:
+            return
+        share = self._usual_share() if self._is_by_turns() else 0.0
+        for one, is_judged in self._first:
+            self._share.add_split(one, int(share * one.total) if is_judged else None)
+        self._first.clear()
+
+    def _usual_share(self) -> float:
+        """Returns what ranks wait of a step, by turns."""
+        shares = sorted(split.jitter_ns / split.total for split in self._newest)
+        return fmean(shares[:-STALLS])
+
+    def _is_by_turns(self) -> bool:
+        """Returns whether it is not mostly the same rank that the others wait for."""
+        return max(self._sums.values(), default=0) <= MOST_OF_ONE * self._sums.total()
+
+    def incidents(self) -> list[Incident]:
+        """Returns what lasts, and what is over."""
+        return [self._incident(spell, is_open) for spell, is_open in self._share.spells()]
+
+    def _incident(self, spell: Spell, is_open: bool) -> Incident:
+        cause = self._cause(spell)
+        incident = Incident(
+            kind="imbalance",
+            severity="warning" if spell.share >= EXPOSED_SHARE and cause is None else "info",
+            message=imbalance_sentence(spell.share, is_open),
+            since_step=spell.since,
+            until_step=spell.until,
+            steps=spell.count,
+            cost_ns=spell.cost_ns,
+            gain=spell.share,
+            open=is_open,
+            evidence=Evidence(share_of_step=spell.share),
+        )
+        return because(incident, cause)
+
+    def _cause(self, spell: Spell) -> DeviceCause | None:
+        """Returns what denied the ranks their cores meanwhile, if that is half of it."""
+        until, cause = self._causes.get(spell.since, (0, None))
+        if until != spell.end_ns:
+            cause = self._devices.cause(None, spell.start_ns, spell.end_ns)
+            self._causes[spell.since] = spell.end_ns, cause
+        denied = cause is not None and cause.evidence.cause in DENIED and 2 * cause.evidence.value >= spell.share
+        return cause if denied else None
+
+
+def imbalance_sentence(share: float, is_open: bool) -> str:
+    """Says that ranks wait for each other by turns."""
+    is_last, wait = ("is", "wait") if is_open else ("was", "waited")
+    return f"imbalance: another rank {is_last} last in each step; the others {wait} during {100 * share:.0f} % of it"

@@ -1,0 +1,71 @@
+"""Gradients that are reduced more than once per update: each time but the last could be left out (``no_sync``)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.late.cause import StepFacts
+from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare
+from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
+from ddpwatch.analysis.launch_skew import common_keys
+
+
+class RepeatedReduction:
+    """Finds it as steps come, by the turns in which buckets are reduced."""
+
+    def __init__(self) -> None:
+        self._share = HighShare(WORTH_A_LOOK, self.repeated_ns)
+        self._newest: deque[tuple[int, int, int]] = deque(maxlen=WINDOW)  # turns; exposed in all, in all but the last
+
+    def add_step(self, facts: StepFacts, is_measured: bool) -> None:
+        """Takes the next step, and whether it says when each bucket was done on each rank."""
+        split = facts.split
+        if is_measured:
+            self._note_turns(facts)
+        judged = facts.across.counted and split.total and self._newest
+        self._share.add_split(split, self.repeated_ns(split) if judged else None)
+
+    def _note_turns(self, facts: StepFacts) -> None:
+        """Notes what is exposed on the rank that waits least, as that is the transfer."""
+        found = list(facts.across.all_facts().values())
+        keys = common_keys(found)
+        if not keys:
+            return
+        turns = 1 + max((key[2] for key in keys if not key[4]), default=0)
+        least = [min(ns or 0 for ns in column) for column in zip(*[fact.exposed for fact in found], strict=True)]
+        earlier = [ns for key, ns in zip(keys, least, strict=True) if not key[4] and key[2] < turns - 1]
+        self._newest.append((turns, sum(least), sum(earlier)))
+
+    def repeated_ns(self, split: StepSplit) -> int:
+        """Returns how much of a step's transfers is that of reductions which another one follows."""
+        exposed = sum(all_of for _, all_of, _ in self._newest)
+        return split.transfer_ns * sum(earlier for *_, earlier in self._newest) // exposed if exposed else 0
+
+    def incidents(self) -> list[Incident]:
+        """Returns what lasts, and what is over."""
+        turns = max((turns for turns, *_ in self._newest), default=1)
+        return [
+            Incident(
+                kind="repeated_reduction",
+                severity="warning" if spell.share >= COSTLY_SHARE else "info",
+                message=repeated_sentence(turns, spell.share, is_open),
+                phase="exposed_comm",
+                since_step=spell.since,
+                until_step=spell.until,
+                steps=spell.count,
+                cost_ns=spell.cost_ns,
+                gain=spell.share,
+                open=is_open,
+                evidence=Evidence(share_of_step=spell.share, reductions=turns),
+            )
+            for spell, is_open in self._share.spells()
+        ]
+
+
+def repeated_sentence(turns: int, share: float, is_open: bool) -> str:
+    """Says how often gradients are reduced per update, and what all but the last time takes."""
+    are, take = ("are", "take") if is_open else ("were", "took")
+    earlier = "transfers of the first time" if turns == 2 else f"transfers of the first {turns - 1} times"
+    return f"gradients {are} reduced {turns} times per update: {earlier} {take} {100 * share:.0f} % of a step"

@@ -1,0 +1,112 @@
+"""What a job's structure costs: unequal work, gradients reduced more than once, buffers, buckets of one parameter."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import BucketLayout, Layout, Span, Step
+from tests.support.frames import MS, START_NS, diagnosed, hello, state_of, step
+
+STEPS = 100
+
+
+def incidents_of(state: RunState, kind: str) -> list[Incident]:
+    return [incident for incident in state.diagnosis.incidents() if incident.kind == kind]
+
+
+# -- imbalance -----------------------------------------------------------------------------------------------
+
+
+def by_turns(world: int, seed: int = 0) -> list[list[int]]:
+    """Any rank is late by up to 120 ms, another one each step."""
+    dice = random.Random(seed)
+    return [[dice.randrange(120) for _ in range(world)] for _ in range(STEPS)]
+
+
+@pytest.mark.parametrize(("world", "severity"), [(2, "info"), (4, "warning")])
+def test_ranks_that_wait_for_each_other_by_turns(world: int, severity: str) -> None:
+    lateness = by_turns(world)
+    state = diagnosed(lateness)
+    (found,) = incidents_of(state, "imbalance")
+    waited = sum(max(0, max(late) - own - 10) for late in lateness for own in late)  # who computes on waits less
+    assert found.cost_ns == pytest.approx(waited * MS, rel=0.15)
+    assert (found.ranks, found.severity, found.open) == ((), severity, True)
+    assert "another rank is last in each step" in found.message
+    assert "similar length" in found.next_step
+
+
+def test_a_rank_that_is_always_late_is_no_imbalance() -> None:
+    assert not incidents_of(diagnosed([[0, 0, 40]] * STEPS), "imbalance")
+
+
+def test_little_waiting_is_no_imbalance() -> None:
+    assert not incidents_of(diagnosed([[late % 20 for late in row] for row in by_turns(2)]), "imbalance")
+
+
+# -- reductions ----------------------------------------------------------------------------------------------
+
+
+def accumulated(rank: int, number: int, reductions: int) -> Step:
+    """A step of 100 ms and four batches: each computes for 18 ms; after the last ones, 5 ms of transfer are exposed."""
+    spans, launch, done = [], [], []
+    for batch in range(4):
+        start = 25 * batch * MS
+        spans += [Span("forward", start, start + 6 * MS), Span("backward", start + 6 * MS, start + 18 * MS)]
+        if batch >= 4 - reductions:
+            spans.append(Span("sync", start + 18 * MS, start + 23 * MS))
+            launch += [start + 10 * MS, start + 16 * MS]
+            done += [start + 14 * MS, start + 23 * MS]
+    spans.append(Span("optimizer", 98 * MS, 99 * MS))
+    return step(
+        rank, number, micro_steps=4, spans=spans, hook_param=[], hook_ns=[], start_ns=START_NS + number * 100 * MS,
+        comm_module=[0, 0] * reductions, comm_label=[0, 1] * reductions, comm_bytes=[1 << 20, 4 << 20] * reductions,
+        comm_ready=launch, comm_launch=launch, comm_done=done, data=[],
+    )  # fmt: skip
+
+
+def accumulating(reductions: int) -> RunState:
+    steps = [accumulated(rank, number, reductions) for number in range(40) for rank in range(2)]
+    return state_of([hello(0), hello(1), *steps])
+
+
+def test_gradients_that_are_reduced_for_each_batch() -> None:
+    state = accumulating(4)
+    (found,) = incidents_of(state, "repeated_reduction")
+    assert (
+        found.message == "gradients are reduced 4 times per update: transfers of the first 3 times take 15 % of a step"
+    )
+    assert "no_sync()" in found.next_step
+    assert found.cost_ns == pytest.approx(2 * 40 * 15 * MS, rel=0.05)
+    assert not incidents_of(state, "exposed_comm")  # what is left is 5 % of a step
+
+
+def test_gradients_that_are_reduced_once() -> None:
+    assert not incidents_of(accumulating(1), "repeated_reduction")
+
+
+# -- buffers, and buckets of one parameter --------------------------------------------------------------------
+
+
+def test_buffers_that_are_sent_before_each_forward() -> None:
+    """All ranks come at once, and the broadcast takes 10 ms."""
+    from tests.unit.test_buffer_waits import job
+
+    state = state_of(job({}, dict.fromkeys(range(4), 10)))
+    (found,) = incidents_of(state, "buffers")
+    assert found.message == "buffers: DDP sends them before each forward, which takes 9 % of a step"
+    assert "broadcast_buffers=False" in found.next_step
+    assert not incidents_of(state_of(job({}, {})), "buffers")
+
+
+@pytest.mark.parametrize(("sizes", "name"), [([4, 8, 4000, 4], "embedding"), ([], "bias")])
+def test_a_bucket_is_named_by_its_largest_parameter(sizes: list[int], name: str) -> None:
+    layouts = Layouts(Groups())
+    params = ["bias", "weight", "embedding", "scale"]
+    layouts.apply_layout(Layout(rank=0, params=params, param_bytes=sizes, buckets=[BucketLayout(0, 4016, [0, 2, 1])]))
+    assert layouts.bucket_layer(0) == name
