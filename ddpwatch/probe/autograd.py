@@ -63,6 +63,20 @@ def is_compiling_frames() -> bool:
     return callback is None or callback() not in (None, False)
 
 
+def optimizer_hook(call: Callable[[], object]) -> Callable[..., None]:
+    """Returns a hook of optimizers that torch.compile looks into, unlike other code of ddpwatch's: it finds it empty.
+
+    At one that it leaves alone it would break the optimizer's graph, or fail where there must be only one.
+    """
+
+    def hook(*_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            call()
+
+    hook.__code__ = hook.__code__.replace(co_filename="<optimizer hook>")  # which tells ddpwatch's code from others'
+    return hook
+
+
 def _leave_untraced(trace_rules: Any) -> None:
     """Makes torch.compile run the hooks as they are, at a graph break. DDP's own forward has several anyway."""
     if hasattr(trace_rules, "add"):

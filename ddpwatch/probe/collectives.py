@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C import DisableTorchFunction
 
 if TYPE_CHECKING:
     from ddpwatch.probe.guard import Guard
@@ -52,7 +53,8 @@ class DdpObserver(Protocol):
 
 def nbytes_of(tensor: torch.Tensor) -> int:
     """Returns bytes of a bucket's values, also of a sparse one."""
-    return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
+    with DisableTorchFunction():
+        return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
 
 
 def issued_by(group: Any) -> int | None:

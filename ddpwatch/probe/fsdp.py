@@ -311,14 +311,14 @@ class FsdpProbe(GuardedProbe):
         return self._recorder.clock()
 
     def launch(
-        self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
+        self, op: CollectiveOp, label: int, tensor: torch.Tensor, group: dist.ProcessGroup, ready: int | None = None
     ) -> BucketRecord | None:
         if not self.active or self._validating or not self._recorder.phase:
             return None
         entered = time.monotonic_ns()
         if op == "all_reduce" and not self._all_reduces_in(group, label):
             return None  # of another model, which is not watched
-        entry = BucketRecord(self._module, label, nbytes, entered)
+        entry = BucketRecord(self._module, label, tensor.nbytes, entered)
         entry.op, entry.group, entry.ready = op, self._id_of(group), ready
         issued = issued_by(group)
         entry.seq = None if issued is None else issued + 1

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final, TypeVar
 
+from torch._C import DisableTorchFunction
+
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.wire.messages import WATCHING, Feature
 
@@ -35,11 +37,15 @@ class Guard:
         self._on_failure = on_failure
 
     def run(self, feature: Feature, call: Callable[..., Result], *arguments: Any) -> Result | None:
-        """Calls what belongs to a feature. None if that is off, or goes off now."""
+        """Calls what belongs to a feature. None if that is off, or goes off now.
+
+        A job's `TorchFunctionMode`, or its own class of tensors, sees nothing of what it calls.
+        """
         if feature in self.off:
             return None
         try:
-            return call(*arguments)
+            with DisableTorchFunction():
+                return call(*arguments)
         except Exception as error:
             self.failed(error, feature)
             return None

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunction
 
 from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
 from ddpwatch.probe.completion import Completions
@@ -111,7 +112,8 @@ class GuardedProbe(ABC):
                 return
             entered = clock()
             try:
-                call(*arguments)
+                with DisableTorchFunction():
+                    call(*arguments)
             except Exception as error:
                 self.guard.failed(error, feature)
             record = self._recorder.current

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from torch._C import DisableTorchFunction
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.agent_rendezvous import JobUnwatchedError
+from ddpwatch.probe.autograd import optimizer_hook
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.cuda_calls import cuda_clock
@@ -101,7 +103,7 @@ class ProbeSession:
             (register_optimizer_step_pre_hook, self._optimizer_begin),
             (register_optimizer_step_post_hook, self._optimizer_end),
         ):
-            self._undo.append(register(partial(self.guard.run, WATCHING, call)).remove)
+            self._undo.append(register(optimizer_hook(partial(self.guard.run, WATCHING, call))).remove)
         self._gc_pauses = GcPauses(self.rank, self.queue.post, self.guard)
         self._undo.append(self._gc_pauses.close)
         self._activity = ActivityMonitor(self.rank, self.queue.post, self._saved, self._data_wait, self.guard)
@@ -495,7 +497,8 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
         _session = _session or ProbeSession(record)
         if not _session.active:
             return Watch(None, None)
-        handle = Watch(_session, _session.add_module(watchable))
+        with DisableTorchFunction():
+            handle = Watch(_session, _session.add_module(watchable))
     except Exception as error:  # an error of ddpwatch's must not reach the job
         return _unwatched(error)
     _watches[watchable] = handle
@@ -553,9 +556,10 @@ def watch_recorder(model: torch.nn.Module, *, record: str | os.PathLike[str] | N
     try:
         _session = _session or ProbeSession(record)
         known = dist.is_available() and dist.is_initialized()
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        backend = backend_name(dist.distributed_c10d._get_default_group(), device) if known else ""
-        _session.start(model, backend, {})
+        with DisableTorchFunction():
+            device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            backend = backend_name(dist.distributed_c10d._get_default_group(), device) if known else ""
+            _session.start(model, backend, {})
         return RecorderWatch(_session, name)
     except Exception as error:  # an error of ddpwatch's must not reach the job
         if _session is not None:

@@ -28,14 +28,14 @@ class ShardedObserver(Protocol):
     guard: Guard
 
     def launch(
-        self, op: CollectiveOp, label: int, nbytes: int, group: dist.ProcessGroup, ready: int | None = None
+        self, op: CollectiveOp, label: int, tensor: torch.Tensor, group: dist.ProcessGroup, ready: int | None = None
     ) -> BucketRecord | None:
         """Notes that a collective is about to be issued; returns None where it is left alone.
 
         Args:
             op: Its operation.
             label: Index of the parameter group.
-            nbytes: Size of all that it gathers, scatters or reduces.
+            tensor: All that it gathers, scatters or reduces.
             group: The process group.
             ready: When its last gradient was accumulated, where that is known.
         """
@@ -106,7 +106,7 @@ class TimedAllGather(TimedComm):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """All-gathers, with its stamps."""
-        about = "all_gather", self._self_label, output_tensor.nbytes, group
+        about = "all_gather", self._self_label, output_tensor, group
         entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, async_op))
 
@@ -130,7 +130,7 @@ class TimedReduceScatter(TimedComm):
     ) -> Any:
         """Reduce-scatters, with its stamps."""
         ready, self._self_ready = self._self_ready, None
-        about = "reduce_scatter", self._self_label, input_tensor.nbytes, group, ready
+        about = "reduce_scatter", self._self_label, input_tensor, group, ready
         entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, lambda: self.__wrapped__(output_tensor, input_tensor, group, op, async_op))
 
@@ -140,7 +140,7 @@ class TimedReduceScatter(TimedComm):
 
     def _self_all_reduce(self, tensor: torch.Tensor, group: Any, issue: Callable[[], Any]) -> Any:
         ready, self._self_ready = self._self_ready, None
-        about = "all_reduce", self._self_label, tensor.nbytes, group, ready
+        about = "all_reduce", self._self_label, tensor, group, ready
         entry = self._self_guarded(self._self_observer.launch, *about)
         return self._self_issue(entry, issue)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe.guard import CLOSING, Guard, reason_of
@@ -36,6 +38,29 @@ def test_an_error_turns_its_feature_off_and_the_rest_goes_on(guard: Guard, failu
     assert guard.run("stacks", fail, 2) is None
     assert guard.run("heartbeats", lambda: 7) == 7
     assert (calls, guard.off, failures) == ([1], {"stacks"}, [("stacks", "KeyError (bucket)")])
+
+
+def test_a_jobs_mode_and_class_of_tensors_see_nothing_of_it(guard: Guard) -> None:
+    seen: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(f"mode {function.__name__}")
+            return function(*args, **kwargs or {})
+
+    class Tensor(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(f"tensor {function.__name__}")
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    tensor = torch.ones(3).as_subclass(Tensor)
+    with Mode():
+        assert guard.run(WATCHING, lambda: tensor.numel() + tensor.element_size()) == 7
+        assert guard.run(WATCHING, lambda: tensor.numel() / 0) is None
+        assert seen == []
+        assert tensor.numel() == 3
+    assert seen == ["mode numel", "tensor numel"]
 
 
 def test_closing_is_tried_again(guard: Guard) -> None:

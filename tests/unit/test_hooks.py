@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.probe import calls
 from ddpwatch.probe import recorder as recorder_module
-from ddpwatch.probe.autograd import is_compiling_frames
+from ddpwatch.probe.autograd import is_compiling_frames, optimizer_hook
 from ddpwatch.probe.bucket_layout import bucket_layout
 from ddpwatch.probe.derive import HOOKS_PERIOD
 from ddpwatch.probe.guarded import ProbeContext
@@ -429,6 +431,36 @@ def test_a_module_that_is_compiled_or_scripted_gets_no_hook() -> None:
         script = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
     scripted = Watched(module=script)
     assert not any(buffer_waits(step) for step in scripted.train(3))
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    """Follows the gradient. Unlike torch's, it breaks no graph itself."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data.add_(param.grad, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+def test_an_optimizers_hooks_break_no_graph(register: Any) -> None:
+    called: list[int] = []
+    param = nn.Parameter(torch.ones(2))
+    param.grad = torch.ones(2)
+    optimizer = OwnOptimizer([param])
+    handle = register(optimizer_hook(lambda: called.append(1)))
+    try:
+        torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+        assert called == []
+        optimizer.step()
+        assert called == [1]
+    finally:
+        handle.remove()
+        torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    assert param.tolist() == pytest.approx([0.8, 0.8])
 
 
 @pytest.mark.usefixtures("by_hooks")

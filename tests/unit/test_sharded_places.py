@@ -121,7 +121,7 @@ def test_a_reduction_without_an_all_reduce_leaves_nothing_to_the_next(
     model = replicated(groups)
     launched: list[tuple[str, int, int]] = []
 
-    def launch(probe: Any, op: str, label: int, nbytes: int, group: Any, ready: int | None = None) -> None:
+    def launch(probe: Any, op: str, label: int, tensor: Any, group: Any, ready: int | None = None) -> None:
         assert ready is not None
         launched.append((op, label, ready))
 
@@ -145,7 +145,7 @@ def test_the_all_reduce_of_another_model_is_left_alone() -> None:
     for model, counts in zip(models, (False, True), strict=True):
         probe = probe_on(model)
         model(torch.ones(2, 4))
-        assert (probe.launch("all_reduce", 0, 16, group) is not None) == counts
+        assert (probe.launch("all_reduce", 0, torch.ones(4), group) is not None) == counts
         probe.close()
 
 

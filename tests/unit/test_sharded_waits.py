@@ -73,7 +73,7 @@ def a_probe() -> Any:
 def issue_early(probe: Any) -> BucketRecord:
     """A gather by ``unshard``, outside forward and backward."""
     probe._id_of = lambda group: 0
-    gather: BucketRecord = probe.launch("all_gather", 0, 8, SimpleNamespace())
+    gather: BucketRecord = probe.launch("all_gather", 0, torch.ones(2), SimpleNamespace())
     probe.finished(gather)
     return gather
 

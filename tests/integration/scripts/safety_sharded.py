@@ -8,10 +8,13 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 import ddpwatch
 from ddpwatch.probe.session import Watch
@@ -283,6 +287,29 @@ def checkpoint() -> None:
     dcp.load(state, checkpoint_id=folder)
     ours.load_state_dict(state["model"])
     train(ours, steps=3)
+
+
+class SeenFunctions(TorchFunctionMode):
+    """Counts the functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(function)] += 1
+        return function(*args, **kwargs or {})
+
+
+@case("FSDP2: TorchFunctionMode")
+def function_mode() -> None:
+    """around all; it sees the job's calls and no other"""
+    with SeenFunctions() as mode:
+        ours = sharded()
+        watch(ours)
+        train(ours)
+    lines = [f"called {name} {count}" for name, count in sorted(mode.calls.items())]
+    print(*[re.sub(" at 0x[0-9a-f]+", "", line) for line in lines], sep="\n")
 
 
 @case("FSDP2: exception in the forward")

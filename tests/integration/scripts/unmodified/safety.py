@@ -13,26 +13,31 @@ import hashlib
 import io
 import json
 import pickle
+import re
 import sys
 import time
 import traceback
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 if __name__ == "__main__":  # slow to import, and not for a DataLoader's worker that spawn starts
+    from torch._dynamo.utils import counters
     from torch.distributed.algorithms.ddp_comm_hooks import (
         ddp_zero_hook,
         debugging_hooks,
@@ -177,6 +182,47 @@ def hook_then_optimizer() -> None:
     hook = optimizer_overlap_hooks._hook_then_optimizer(default_hooks.fp16_compress_hook, state)
     ddp.register_comm_hook(None, hook)
     train(ddp, own=False)
+
+
+# -- compiled optimizers: before others for the same reason ----------------------------------------------------------
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    """Follows the gradient, in one graph: torch's own optimizers break theirs."""
+
+    def __init__(self, params: Iterator[nn.Parameter]) -> None:
+        super().__init__(params, {"lr": 0.05})
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.data.add_(param.grad, alpha=-group["lr"])
+
+
+def compiled_step(optimizer_of: Callable[[DDP], torch.optim.Optimizer], **options: bool) -> None:
+    """The plain loop with a step that calls a compiled optimizer's, and how it was compiled."""
+    torch._dynamo.reset()
+    counters.clear()
+    ddp = wrap()
+    optimizer = optimizer_of(ddp)
+    optimizer.step = torch.compile(optimizer.step, backend="eager", **options)
+    train(ddp, optimizer=optimizer)
+    print("graphs", counters["stats"]["unique_graphs"], "calls", counters["stats"]["calls_captured"])
+
+
+@case("torch.compile(optimizer.step), own")
+def compiled_own_optimizer() -> None:
+    """one of the job's own, which is one graph; also with `fullgraph=True`"""
+    for fullgraph in (False, True):
+        compiled_step(lambda ddp: OwnOptimizer(ddp.parameters()), fullgraph=fullgraph)
+        print("breaks", sum(counters["graph_break"].values()))
+
+
+@case("torch.compile(optimizer.step), torch's")
+def compiled_optimizer() -> None:
+    """as many graphs"""
+    compiled_step(sgd)
 
 
 # -- DDP's own options -----------------------------------------------------------------------------------------
@@ -556,6 +602,56 @@ def inductor_ddp() -> None:
 def inductor_module() -> None:
     """needs a C++ compiler"""
     compiled("inductor", inner=True)
+
+
+# -- what sees torch's functions -------------------------------------------------------------------------------
+
+
+class SeenFunctions(TorchFunctionMode):
+    """Counts the functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(function)] += 1
+        return function(*args, **kwargs or {})
+
+
+class OwnTensor(torch.Tensor):
+    """Counts the functions that it is given to."""
+
+    calls: ClassVar[Counter[str]] = Counter()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls[str(function)] += 1
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def tell_calls(calls: Counter[str]) -> None:
+    print(*[re.sub(" at 0x[0-9a-f]+", "", f"called {name} {count}") for name, count in sorted(calls.items())], sep="\n")
+
+
+@case("TorchFunctionMode")
+def function_mode() -> None:
+    """around all, also a comm hook; it sees the job's calls and no other"""
+    for hook in (None, default_hooks.fp16_compress_hook):
+        with SeenFunctions() as mode:
+            ddp = wrap(Branchy(), find_unused_parameters=True)
+            if hook is not None:
+                ddp.register_comm_hook(None, hook)
+            train(ddp)
+        tell_calls(mode.calls)
+
+
+@case("subclass of tensors")
+def own_tensors() -> None:
+    """batches of a class with a `__torch_function__`, which sees the job's calls and no other"""
+    ddp, OwnTensor.calls = wrap(), Counter()
+    train(ddp, call=lambda batch: ddp(batch.as_subclass(OwnTensor)))
+    tell_calls(OwnTensor.calls)
 
 
 # -- exceptions, and the lives of models -----------------------------------------------------------------------
