@@ -20,8 +20,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.paced import pace
 from demo.train import main
+from tests.support.paced import pace
 from trainer.data.source import DataSource
 from trainer.models import MODELS
 from trainer.models.dense import mlp
