@@ -1,13 +1,14 @@
 """Measures what watching costs: the same job with and without ddpwatch in one run, block by block.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 benchmarks/overhead.py [--rounds 128] [--steps 16]
-        [--attached] [--step-ms 100] [--strategy fsdp2]
+        [--attached] [--details] [--step-ms 100] [--strategy fsdp2]
 
 Takes about 15 minutes on two cores. ``DDPWATCH_DETAIL=high`` in the environment times nearly every step in full.
 Budget: at most 0.3 % of a step while nobody looks.
 
 ``--attached`` adds a variant: a dashboard is attached, and watching may cost 1 %. A viewer process reads the stream and
-holds the lease during the whole run, but only this variant's blocks sample by it.
+holds the lease during the whole run, but only this variant's blocks sample by it. ``--details`` adds a variant for each
+detail that somebody may choose.
 
 The reference step has 300 parameters in about 25 buckets and takes 100 ms; ``--step-ms`` takes a smaller one, of which
 torch.profiler's share is another, and fewer steps are watched: give more ``--rounds``. ``--strategy fsdp2`` shards the
@@ -20,12 +21,13 @@ equally.
 The columns:
     step ms (p50)     a step, by the clock
     duration          what the variant adds to that, whatever the cause: also the collector's use of the ranks' cores
-    CPU time          what the variant adds to the CPU time of the rank's process
+    CPU time          what the variant adds to the CPU time of the rank's process, its sender thread and its share of
+                      the collector included
     95 % interval     of the column before it (`paired.hodges_lehmann`)
 
-"plain again" against "plain" is the noise floor. The idle sender thread and the collector run during every block, so
-they are not part of the cost. The last tables are ddpwatch's own figure for the same run: the difference between its
-full, light and bare steps, what it has sampled, and the resulting cost (`ddpwatch.sampling.cost`).
+"plain again" against "plain" is the noise floor. What the collector takes while no step is watched, in every block, is
+no part of the cost, but is printed below. The last tables are ddpwatch's own figure for the same run: the difference
+between its full, light and bare steps, what it has sampled, and the resulting cost (`ddpwatch.sampling.cost`).
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.sharded_comm import TimedComm
 from ddpwatch.run import rundir
 from ddpwatch.sampling.cost import CostMeter
-from ddpwatch.sampling.lease import Lease
+from ddpwatch.sampling.lease import DETAILS, Lease
 from ddpwatch.sampling.levels import FULL, LEVELS
 from ddpwatch.wire.messages import Step, StepStatus
 from tests.support.paired import Estimate, hodges_lehmann, ratios
@@ -76,6 +78,7 @@ PLAIN_WARM_UP_STEPS = 12  # which rebuild the buckets and fill the caches
 
 PLAIN = ("plain", "plain again")
 WATCHED, ATTACHED, PROFILED = "ddpwatch", "ddpwatch, attached", "torch.profiler, always on"
+CHOSEN = ("normal", "high")  # details beyond that of a job by itself
 VIEWER = """
 import sys
 from ddpwatch.viewer.live_source import LiveSource
@@ -90,10 +93,11 @@ Note = tuple[int, StepStatus, int, int, int, int | None]  # step, status, start,
 
 
 class Sample(NamedTuple):
-    """Seconds per step: by the clock, and of this process's CPU time."""
+    """Seconds per step: by the clock; of CPU time of this process and its share of the collector's; of that share."""
 
     wall: float
     cpu: float
+    collector: float
 
 
 class Comparison(NamedTuple):
@@ -137,6 +141,7 @@ class Job:
 
     def __init__(self, step_ms: float, strategy: str) -> None:
         torch.manual_seed(0)
+        self.collector_s: Callable[[], float] = float
         count, batch = SIZES[step_ms]
         layers: list[nn.Module] = [layer for _ in range(count) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
         self.model = STRATEGIES[strategy](layers)
@@ -147,18 +152,35 @@ class Job:
         """Trains some steps, which all ranks start together; the mean step."""
         with variant(self.model):
             dist.barrier()
-            start, cpu = time.perf_counter(), time.process_time()
+            start, cpu, collector = time.perf_counter(), time.process_time(), self.collector_s()
             for _ in range(steps):
                 self.model(self.data).square().mean().backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            return Sample((time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps)
+            wall, cpu, collector = (
+                time.perf_counter() - start,
+                time.process_time() - cpu,
+                self.collector_s() - collector,
+            )
+            share = collector / dist.get_world_size() / steps
+            return Sample(wall / steps, cpu / steps + share, share)
 
 
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
     """Adds nothing."""
     yield
+
+
+class Granted(Lease):
+    """A lease that grants this budget (ppm of a step) all the time."""
+
+    def __init__(self, ppm: int) -> None:
+        super().__init__()
+        self._ppm = ppm
+
+    def budget_ppm(self, slot: int, now: int) -> int:
+        return self._ppm
 
 
 class Watched:
@@ -174,7 +196,8 @@ class Watched:
         assert session._session is not None
         self._recorder = session._session.recorder
         self.lease = self._recorder.lease
-        self.notes: dict[str, list[Note]] = {WATCHED: [], ATTACHED: []}
+        self.leases = {WATCHED: Lease(), ATTACHED: self.lease, **{name: Granted(DETAILS[name]) for name in CHOSEN}}
+        self.notes: dict[str, list[Note]] = {name: [] for name in self.leases}
         (probe,) = session._session._probes
         self._switch = FsdpSwitch(probe).turn if isinstance(probe, FsdpProbe) else partial(turn_ddp, probe, model)
         module_hooks = model._forward_pre_hooks, model._forward_hooks
@@ -184,8 +207,7 @@ class Watched:
 
     def variant(self, name: str) -> Variant:
         """Attaches it for one block; the variant that nobody looks at does so without the lease."""
-        lease = self.lease if name == ATTACHED else Lease()
-        return partial(self._block, lease, self.notes[name])
+        return partial(self._block, self.leases[name], self.notes[name])
 
     def granted(self) -> bool:
         """Whether all ranks sample by the lease by now."""
@@ -287,27 +309,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=16, help="steps in a block (default: %(default)s)")
     parser.add_argument("--attached", action="store_true", help="measure with a viewer attached, too")
+    parser.add_argument("--details", action="store_true", help="measure with each detail, too")
     parser.add_argument("--step-ms", type=float, choices=SIZES, default=100, help="default: %(default)s")
     parser.add_argument("--strategy", choices=STRATEGIES, default="ddp", help="default: %(default)s")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     with Rounds.of_job() as rounds:
-        measure(Job(args.step_ms, args.strategy), rounds, args.rounds, args.steps, args.attached)
+        chosen = [*([ATTACHED] if args.attached else []), *(CHOSEN if args.details else [])]
+        measure(Job(args.step_ms, args.strategy), rounds, args.rounds, args.steps, chosen)
     dist.destroy_process_group()
 
 
-def measure(job: Job, rounds: Rounds, count: int, steps: int, attached: bool) -> None:
+def measure(job: Job, rounds: Rounds, count: int, steps: int, chosen: list[str]) -> None:
     """Trains all variants, then prints the tables on rank 0."""
     job.block(plain, PLAIN_WARM_UP_STEPS)
-    watched = Watched(job.model)
+    watched, attached = Watched(job.model), ATTACHED in chosen
     with viewer(attached):
         bind(int(os.environ["LOCAL_RANK"]))
         job.block(watched.variant(ATTACHED), WARM_UP_STEPS)  # with the job's lease, until that has its page
+        job.collector_s = collector_clock()
         while attached and not watched.granted():
             job.block(watched.variant(ATTACHED), steps)
         watched.note_steps()
-        names = (WATCHED, ATTACHED) if attached else (WATCHED,)
+        names = (WATCHED, *chosen)
         fewer = max(8, count // 8)
         kinds: tuple[tuple[dict[str, Variant], int], ...] = (
             ({name: watched.variant(name) for name in names}, count),
@@ -330,6 +355,15 @@ def take_turns(job: Job, added: dict[str, Variant], count: int, steps: int, roun
     return Comparison(name, count, samples)
 
 
+def collector_clock() -> Callable[[], float]:
+    """Waits for the collector, and returns what reads its CPU time (s)."""
+    assert session._session is not None
+    while session._session.run_id not in (runs := {run.run_id: run.pid for run in rundir.live_runs()}):
+        time.sleep(0.1)
+    tasks = Path(f"/proc/{runs[session._session.run_id]}/task")
+    return lambda: sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+
+
 def show(comparisons: list[Comparison], notes: dict[str, list[Note]], steps: int) -> None:
     """Prints what was measured; ``notes`` are those of `Watched`."""
     for comparison in comparisons:
@@ -348,11 +382,13 @@ def compared(comparison: Comparison) -> list[str]:
     rows = []
     for name, values in comparison.samples.items():
         row = [name, f"{1000 * statistics.median(value.wall for value in values):.1f}"]
-        for column in Sample._fields:
+        for column in ("wall", "cpu"):
             value, low, high = (100 * share for share in comparison.added(name, column))
             row += [f"{value:+.2f} %", f"{low:+.2f} … {high:+.2f}"]
         rows.append(row)
-    return table(["", "step ms (p50)", "duration", "95 % interval", "CPU time", "95 % interval"], rows)
+    found = table(["", "step ms (p50)", "duration", "95 % interval", "CPU time", "95 % interval"], rows)
+    idle = [value.collector / value.wall for name in PLAIN for value in comparison.samples[name]]
+    return [*found, f"the collector while no step is watched: {100 * statistics.fmean(idle):.2f} % of each rank's time"]
 
 
 def profiler_against_ddpwatch(watched: Estimate, profiled: Estimate) -> str:

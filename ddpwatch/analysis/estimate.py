@@ -7,8 +7,10 @@ while somebody looks, and by duration where a gap separates short steps from lon
 
 Exposed communication is what ranks waited, corrected by how much it differs from that in full steps (a two-phase
 difference estimator: Cochran, Sampling Techniques, 12.6). The other phases are scaled to the rest of all steps'
-duration (a ratio estimator), as watching makes a step longer. The interval is the normal theory's, with the correction
-for a finite population: it is about these steps, and has no width if all are full. Neighbours need not be independent.
+duration (a ratio estimator), as watching makes a step longer. Where short and long steps are one stratum, because too
+few of either are full, what is hidden follows their duration (a regression estimator: 7.3 there). The interval is the
+normal theory's, with the correction for a finite population: it is about these steps, and has no width if all are full.
+Neighbours need not be independent.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ddpwatch.analysis.means import ENOUGH_FULL, STARTING_STEPS, Means
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import student
 from ddpwatch.common.units import NS_PER_MS
+from ddpwatch.sampling.schedule import COST_PER_OWN, FULL_COST_PER_OWN
 
 CONFIDENCE = 0.95
 STEPS_PER_BLOCK = 64
@@ -30,7 +33,8 @@ MOST_BLOCKS = 32
 SMALL = 0.02  # of a block's steps: so few of a duration leave a gap
 PER_DOUBLE = 4  # durations from one to its double: a gap is as wide as one of them
 _STARTING = -1000  # the duration of starting steps, far from any other
-_PAIRS = ("xx", "xy", "xh", "yy", "yh", "hh")
+_PAIRS = ("xx", "xy", "xh", "yy", "yh", "hh", "xd", "yd", "hd", "dd")
+_SUMS = ("w", "ww", "x", "y", "h", "d", "all", *_PAIRS)
 _COUNTS = (
     "steps", "ranks", "total", "watched", "watched_total", "waited", "full", "full_ranks", "difference", "hidden",
 )  # fmt: skip
@@ -120,7 +124,9 @@ class _Stratum:
 
     Attributes:
         spread: Sums of means over ranks, in ms, and of their products: what ranks waited in watched steps (``w``,
-            ``ww``), and in full ones that (``x``), the difference (``y``) and what was hidden (``h``).
+            ``ww``), and in full ones that (``x``), the difference (``y``), what was hidden (``h``), and the duration
+            without what the stamps take (``d``; of all steps ``all``).
+        mixed: It has steps of durations that a gap separates.
         full_ranks: Of full steps, how many ranks they have in all; the others accordingly.
         difference: Of full steps, what is exposed less what ranks waited.
     """
@@ -136,7 +142,8 @@ class _Stratum:
     full_ranks: int = 0
     difference: int = 0
     hidden: int = 0
-    spread: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("w", "ww", "x", "y", "h", *_PAIRS), 0.0))
+    spread: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
+    mixed: bool = False
 
     def add_share(self, share: StepShare) -> None:
         """Adds one step."""
@@ -144,6 +151,9 @@ class _Stratum:
         self.steps += 1
         self.ranks += share.ranks
         self.total += total
+        unit, spread, is_full = share.ranks * NS_PER_MS, self.spread, share.exposed is not None
+        duration = (total - (FULL_COST_PER_OWN if is_full else COST_PER_OWN) * share.own) / unit
+        spread["all"] += duration
         if share.phases is None:
             return
         self.watched += 1
@@ -151,8 +161,7 @@ class _Stratum:
         self.waited += share.waited
         for phase, ns in share.phases.items():
             self.phases[phase] += ns
-        unit = share.ranks * NS_PER_MS
-        waited, spread = share.waited / unit, self.spread
+        waited = share.waited / unit
         spread["w"] += waited
         spread["ww"] += waited * waited
         if share.exposed is None or share.hidden is None:
@@ -161,7 +170,7 @@ class _Stratum:
         self.full_ranks += share.ranks
         self.difference += share.exposed - share.waited
         self.hidden += share.hidden
-        values = {"x": waited, "y": (share.exposed - share.waited) / unit, "h": share.hidden / unit}
+        values = {"x": waited, "y": (share.exposed - share.waited) / unit, "h": share.hidden / unit, "d": duration}
         for pair in _PAIRS:
             spread[pair] += values[pair[0]] * values[pair[1]]
         for name, value in values.items():
@@ -171,6 +180,7 @@ class _Stratum:
         """Adds another's steps."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.mixed = self.mixed or other.mixed
         for phase, ns in other.phases.items():
             self.phases[phase] += ns
         for name, product in other.spread.items():
@@ -180,16 +190,35 @@ class _Stratum:
         """Returns whether its figures have a spread. ``timed``: also those of full steps."""
         return self.watched >= ENOUGH_FULL and (not timed or self.full >= ENOUGH_FULL)
 
+    def slope(self) -> float:
+        """Returns how much longer what is hidden is in a longer step; 0 where duration is not to say."""
+        spread = _covariance(self.spread, "dd", self.full) if self.mixed and self.full > ENOUGH_FULL else 0.0
+        return _covariance(self.spread, "hd", self.full) / spread if spread > 0 else 0.0
+
+    def longer(self) -> float:
+        """Returns by how much longer its steps are than the full ones of them, in the mean (ms)."""
+        return self.spread["all"] / self.steps - self.spread["d"] / self.full
+
+    def all_hidden(self) -> float:
+        """Returns what is hidden in all its steps (ns, over ranks)."""
+        return max(self.ranks * (self.hidden / self.full_ranks + self.slope() * self.longer() * NS_PER_MS), 0.0)
+
     def variance(self, x: float, y: float, h: float) -> float:
         """Returns the variance of the sum, over its steps, of so many times the three figures of a step (ms²)."""
         steps = self.steps
         if steps <= self.full or self.full < ENOUGH_FULL:
             return 0.0
         of = {pair: _covariance(self.spread, pair, self.full) for pair in _PAIRS}
+        beyond = 0.0
+        if slope := self.slope():  # what of the hidden does not follow the duration
+            left = max(of["hh"] - slope * of["hd"], 0.0) * (self.full - 1) / (self.full - 2)
+            of |= {"hh": left, "xh": of["xh"] - slope * of["xd"], "yh": of["yh"] - slope * of["yd"]}
+            beyond = (h * steps * self.longer()) ** 2 * left / of["dd"] / (self.full - 1)
         first = x * x * _covariance(self.spread, "ww", self.watched)
         first += 2 * max(0.0, x * (y * of["xy"] + h * of["xh"]))
         second = y * y * of["yy"] + 2 * y * h * of["yh"] + h * h * of["hh"]
-        return steps * ((steps / self.watched - 1) * max(first, 0.0) + (steps / self.full - 1) * max(second, 0.0))
+        alone = (steps / self.watched - 1) * max(first, 0.0) + (steps / self.full - 1) * max(second, 0.0)
+        return steps * alone + beyond
 
 
 def _covariance(sums: Mapping[str, float], pair: str, count: int) -> float:
@@ -312,7 +341,7 @@ class Estimator:
     def _with_exposed(self, found: Estimate, strata: list[_Stratum], phases: dict[str, float], ranks: int) -> Estimate:
         timed = [one for one in strata if one.full]
         difference = sum([one.ranks / one.full_ranks * one.difference for one in timed]) / ranks
-        hidden = sum([one.ranks / one.full_ranks * one.hidden for one in timed]) / ranks
+        hidden = sum([one.all_hidden() for one in timed]) / ranks
         waiting = self._waiting / ranks
         exposed = max(phases["exposed_comm"] + difference, waiting, 0.0)
         phases["other"] += phases["exposed_comm"] - exposed
@@ -374,12 +403,13 @@ def _joined(strata: _Durations, timed: bool) -> list[_Stratum]:
         key, one = left.pop(poor)
         near = min(range(len(left)), key=lambda place: abs(left[place][0] - key))
         left[near][1].merge(one)
+        left[near][1].mixed = True
     return [one for _, one in left]
 
 
 def _reach(strata: list[_Stratum], factors: tuple[float, float, float]) -> float:
     """Returns half the width of the interval of a mean over all steps (ms), by Satterthwaite's degrees of freedom."""
-    variances = [(one.variance(*factors), one.full - 1) for one in strata]
+    variances = [(one.variance(*factors), one.full - (2 if one.slope() else 1)) for one in strata]
     variance = sum([each for each, _ in variances])
     if not variance:
         return 0.0

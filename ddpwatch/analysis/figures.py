@@ -57,6 +57,7 @@ class CostFigures(Figures, frozen=True):
     low: float | None
     high: float | None
     pairs: int
+    collector: float | None
     budget: float | None
 
 

@@ -217,6 +217,7 @@ class ReportBuilder:
         elif isinstance(message, Status):
             self.collector_restarts = max(self.collector_restarts, message.restarts)
             self._budget = max(self._budget or 0.0, (message.lease_ppm or 0) / FULL_PPM)
+            self._cost.add_status(message)
         elif isinstance(message, Mark):
             self._off.apply_message(message)
         return completed
@@ -367,8 +368,8 @@ class ReportBuilder:
     def _cost_row(self) -> CostFigures:
         cost = self._cost.cost()
         if cost is None:
-            return CostFigures(None, None, None, 0, self._budget)
-        return CostFigures(cost.ratio, cost.low, cost.high, cost.pairs, self._budget)
+            return CostFigures(None, None, None, 0, None, self._budget)
+        return CostFigures(cost.ratio, cost.low, cost.high, cost.pairs, cost.collector, self._budget)
 
     def _rank_row(self, rank: int, samples: RankSamples, means: Means) -> RankFigures:
         hello, bye = samples.hello, samples.bye

@@ -126,7 +126,7 @@ def compare(
     from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
 
     limit = None if fail_if_slower is None else parse_percent(fail_if_slower)
-    result = compare_recordings(files, selection_of(steps, ranks))
+    result = compare_recordings(files, selection_of(steps, ranks), note=print_note)
     if as_json:
         print_json(result)
     else:
@@ -213,8 +213,11 @@ def export(
     from ddpwatch.export.writers import format_for
     from ddpwatch.recording.selection import selection_of
 
-    for line in write(opened(file), form or format_for(output), output, selection_of(steps, ranks), anonymize):
+    recording = opened(file)
+    for line in write(recording, form or format_for(output), output, selection_of(steps, ranks), anonymize):
         say(line)
+    for text in recording.left_out:
+        print_note(text)
 
 
 def _print_lines(

@@ -262,6 +262,8 @@ class Collector:
             recording_error=self._recording.error,
             restarts=self._options.restarts,
             lease_ppm=self._attention.granted_ppm(time.monotonic_ns()),
+            cpu_ns=time.process_time_ns(),
+            here=len(self._here()),
             whole=self._links.whole,
         )
         self._publish(status)
@@ -283,14 +285,18 @@ class Collector:
             if time.monotonic_ns() - departure.at_ns > GOODBYE_GRACE_S * 1e9:
                 self._publish(self._goodbye_for(rank, departure))
 
+    def _here(self) -> list[int]:
+        """Returns the ranks of this node that have not ended."""
+        running = [rank for rank, entry in self._hub.ranks.items() if entry.ended is None]
+        return [rank for rank in running if not self._links.is_elsewhere(rank)]
+
     def _disconnected(self) -> dict[int, Departure]:
         """Returns ranks whose processes cannot be seen, and whose silence and missing connections say they are gone.
 
         A connection does not say whose it is, but there are no more ranks than connections. So of the silent ranks as
         many are gone as connections are missing, those with the longest silence.
         """
-        running = [rank for rank, entry in self._hub.ranks.items() if entry.ended is None]
-        here = [rank for rank in running if not self._links.is_elsewhere(rank)]
+        here = self._here()
         missing = len(here) - len(self._departed) - self._connections.count()
         if missing <= 0:
             return {}

@@ -113,6 +113,12 @@ class Recording:
         return sum(chain.lost for chain in self.chains)
 
     @property
+    def left_out(self) -> list[str]:
+        """What the last pass could not read, a sentence each."""
+        skipped = f"frames left out: {self.skipped}, damaged or of a type unknown to this version of ddpwatch"
+        return [*([skipped] if self.skipped else []), *(["the recording was cut off here"] if self.cut_tail else [])]
+
+    @property
     def rank_files(self) -> list[int] | None:
         """The ranks that wrote these rank files; None for a recording of all ranks."""
         ranks = [chain.rank for chain in self.chains]

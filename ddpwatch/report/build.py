@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,9 +104,12 @@ def _about(recording: Recording, builder: ReportBuilder) -> RecordingFigures:
 
 @few_collections()
 def compare_recordings(
-    paths: Sequence[str | os.PathLike[str]], selection: Selection | None = None, seed: int = 0
+    paths: Sequence[str | os.PathLike[str]],
+    selection: Selection | None = None,
+    seed: int = 0,
+    note: Callable[[str], object] = lambda _: None,
 ) -> RunComparison:
-    """Compares each recording with the first.
+    """Compares each recording with the first. Calls ``note`` with what could not be read of them.
 
     Raises:
         UsageError: Fewer than two recordings, or one cannot be read.
@@ -114,7 +117,7 @@ def compare_recordings(
     if len(paths) < 2:
         raise UsageError("compare needs two recordings", "ddpwatch compare A.mcap B.mcap")
     series = [RunSeries(name) for name in _names(paths)]
-    runs = [_run(path, each, selection or Selection()) for path, each in zip(paths, series, strict=True)]
+    runs = [_run(path, each, selection or Selection(), note) for path, each in zip(paths, series, strict=True)]
     differences = [
         RunDifference(
             **asdict(compare(series[0], each, seed)),
@@ -126,11 +129,15 @@ def compare_recordings(
     return RunComparison(runs, differences)
 
 
-def _run(path: str | os.PathLike[str], series: RunSeries, selection: Selection) -> ComparedRun:
+def _run(
+    path: str | os.PathLike[str], series: RunSeries, selection: Selection, note: Callable[[str], object]
+) -> ComparedRun:
     recording, run = Recording(path), Run(_expected(selection), source=str(path))
     recording.check(selection)
     for across in run.steps(recording.select(selection)):
         series.add_step(across)
+    for text in (*recording.notes, *recording.left_out):
+        note(f"{series.name}: {text}")
     found = run.estimate()
     series.shown = phases_figures(found)
     return ComparedRun(

@@ -17,6 +17,7 @@ from ddpwatch.common.units import NS_PER_S
 from ddpwatch.errors import DdpwatchError, UsageError
 
 MOST_INCIDENTS = 20
+LEAST_SHARE = 0.0005  # of the run: less is shown as 0
 ANY = "any"
 
 
@@ -26,12 +27,18 @@ def shown(incidents: Sequence[IncidentFigures]) -> tuple[Sequence[IncidentFigure
     return incidents[:MOST_INCIDENTS], f"… {more} more" if more > 0 else ""
 
 
+def named(row: IncidentFigures) -> str:
+    """Returns what happened, after what kind of incident it is, unless its first words say that."""
+    name = KINDS[row.kind].name
+    return row.message if row.message.startswith(name) else f"{name}: {row.message}"
+
+
 def facts(row: IncidentFigures, report: Report) -> str:
     """Returns when an incident of that report struck, what it cost, what its end would gain."""
     found = [_when(row)]
     if row.period is not None and " in every " not in row.message:
         found.append(f"every {ordinal(row.period)} step")
-    if row.seconds:
+    if row.seconds and row.share and row.share >= LEAST_SHARE:
         unit = rank_seconds(report.run.timing_source)
         found.append(f"{seconds_text(row.seconds * NS_PER_S)} {unit}, {share_text(row.share)} of the run")
     if row.gain:

@@ -53,11 +53,16 @@ def _from_layer(account: Account, report: Report) -> str:
 def account_table(report: Report) -> Table:
     """Returns the accounts, largest first, without those that are too small to show."""
     found = sorted(shown_accounts(lost_time(report.lost)), key=lambda one: -one[0].ns)
-    rows = [[account_text(one), number(one.ns / NS_PER_S), percent(share, 1)] for one, share in found[:MOST_ROWS]]
+    rows = [[account_text(one), _seconds(one.ns), percent(share, 1)] for one, share in found[:MOST_ROWS]]
     if rest := found[MOST_ROWS:]:
-        seconds = sum(account.ns for account, _ in rest) / NS_PER_S
-        rows.append([f"{len(rest)} more", number(seconds), percent(sum(share for _, share in rest), 1)])
+        ns = sum(account.ns for account, _ in rest)
+        rows.append([f"{len(rest)} more", _seconds(ns), percent(sum(share for _, share in rest), 1)])
     return Table("Where the time went", ["account", rank_seconds(report.run.timing_source), "share"], rows)
+
+
+def _seconds(ns: float) -> str:
+    """Returns what a row took; of little, one digit more."""
+    return number(ns / NS_PER_S, 1 if ns >= NS_PER_S else 2)
 
 
 def bar_parts(lost: LostFigures) -> dict[str, float]:

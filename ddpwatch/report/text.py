@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Report, StepCounts
 from ddpwatch.common.text import UNKNOWN, clean, percent, size, table
 from ddpwatch.report import incidents as worst
@@ -28,7 +27,8 @@ def cost_sentence(report: Report) -> str:
         return ""
     return (
         f"overhead {percent(cost.ratio, 2)} of the step (95 % interval {percent(cost.low, 2)} to "
-        f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with bare steps)"
+        f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with bare steps; "
+        f"the collector's part: {percent(cost.collector, 2)})"
     )
 
 
@@ -88,7 +88,7 @@ def _incidents(report: Report) -> list[str]:
     found, more = worst.shown(report.incidents)
     lines = ["Incidents", f"verdict: {clean(report.verdict.text)}"]
     for row in found:
-        lines.append(f"[{row.severity}] {KINDS[row.kind].name}: {clean(row.message)} · {worst.facts(row, report)}")
+        lines.append(f"[{row.severity}] {clean(worst.named(row))} · {worst.facts(row, report)}")
         lines += [f"    {clean(line)}" for line in worst.lines_below(row)]
     return [*lines, *([more] if more else [])]
 

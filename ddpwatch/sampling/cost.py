@@ -3,7 +3,8 @@
 Bare, light and full steps lie side by side in one run (`ddpwatch.sampling.schedule`). So a step of one level is
 compared with its two neighbours of another: the difference in the CPU time of the rank's process is the cost of the
 additional watching. CPU time, because a step's duration also includes what other ranks and the network did. That of the
-sender thread is apart: it falls into any step, so it is no difference between neighbours, and counts as it is.
+sender thread is apart: it falls into any step, so it is no difference between neighbours, and counts as it is. So does
+that of the collector, a process of its own, as if its node's ranks gave it their cores.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from statistics import fmean, median
 from ddpwatch.common.statistics import median_bounds
 from ddpwatch.sampling.levels import BARE, FULL, LEVELS, LIGHT, is_watched
 from ddpwatch.sampling.schedule import COST_PER_OWN
-from ddpwatch.wire.messages import Step
+from ddpwatch.wire.messages import Status, Step
 
 KEEP_PAIRS = 2048
 ENOUGH_PAIRS = 8
 FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
 SHARE_STEPS = 512  # for the shares of the levels and the median step
+STATUSES = 128  # of the collector: a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,11 @@ class Cost:
     Attributes:
         ratio: (Sum over the levels of the extra CPU time against a bare step × the level's share + what the hooks
             measure of themselves in a bare step, times `COST_PER_OWN`, + the sender thread's CPU time per step) /
-            median step.
+            median step, + ``collector``.
         low, high: The 95 % interval, from order statistics of the differences (no assumption on their distribution).
         pairs: How many comparisons of watched and bare steps it rests on.
         full_share: The share of full steps.
+        collector: Its CPU time for each rank of its node, as a share of all time; None if it does not say.
     """
 
     ratio: float
@@ -44,6 +47,7 @@ class Cost:
     high: float
     pairs: int
     full_share: float
+    collector: float | None = None
 
 
 class Differences:
@@ -88,6 +92,7 @@ class CostMeter:
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _own: deque[tuple[bool, int]] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _sender: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+    _collector: deque[Status] = field(default_factory=lambda: deque(maxlen=STATUSES))
 
     def add_step(self, step: Step) -> None:
         """Adds a step; each rank's come in order. Only steps of the first rank that ever came are used."""
@@ -117,6 +122,22 @@ class CostMeter:
                 self._before = None
                 del self._last[0]
 
+    def add_status(self, status: Status) -> None:
+        """Adds what the collector says of itself; each comes after what it said before, or from a new one."""
+        if status.cpu_ns is None or not status.here:
+            return
+        if self._collector and status.cpu_ns < (self._collector[-1].cpu_ns or 0):
+            self._collector.clear()
+        self._collector.append(status)
+
+    def _collector_share(self) -> float | None:
+        if not self._collector:
+            return None
+        first, last = self._collector[0], self._collector[-1]
+        elapsed_ns = last.at_ns - first.at_ns
+        ranks = max(status.here for status in self._collector)  # at the end of a run, they leave one by one
+        return None if elapsed_ns <= 0 else ((last.cpu_ns or 0) - (first.cpu_ns or 0)) / elapsed_ns / ranks
+
     def _restart(self) -> None:
         """Compares nothing across a gap."""
         self._last.clear()
@@ -137,7 +158,9 @@ class CostMeter:
         for terms in self._ways(levels[FULL], levels[LIGHT]):
             found = [(steps / count, known) for steps, known in terms if known is not None]
             if len(found) == len(terms) and all(known.enough(share) for share, known in found):
-                return _cost(found, COST_PER_OWN * self._own_ns() + fmean(self._sender), step_ns, levels[FULL] / count)
+                collector = self._collector_share()
+                certain_ns = COST_PER_OWN * self._own_ns() + fmean(self._sender) + (collector or 0.0) * step_ns
+                return _cost(found, certain_ns, step_ns, levels[FULL] / count, collector)
         return None
 
     def _own_ns(self) -> float:
@@ -171,15 +194,22 @@ def _count(known: Differences | None) -> int:
     return 0 if known is None else known.count
 
 
-def _cost(terms: Iterable[tuple[float, Differences]], own_ns: float, step_ns: float, full_share: float) -> Cost:
-    """Returns the sum of the terms, whose errors are independent, and of what ddpwatch's threads measure."""
-    total, below, above, pairs = own_ns, 0.0, 0.0, 0
+def _cost(
+    terms: Iterable[tuple[float, Differences]],
+    certain_ns: float,
+    step_ns: float,
+    full_share: float,
+    collector: float | None,
+) -> Cost:
+    """Returns the sum of the terms, whose errors are independent, and of what ddpwatch measures of itself."""
+    total, below, above, pairs = certain_ns, 0.0, 0.0, 0
     for share, known in terms:
         middle, low, high = known.interval()
         total += share * middle
         below, above = hypot(below, share * (middle - low)), hypot(above, share * (high - middle))
         pairs = pairs or known.count
-    return Cost(total / step_ns, (total - below) / step_ns, (total + above) / step_ns, pairs, full_share)
+    low, high = (total - below) / step_ns, (total + above) / step_ns
+    return Cost(total / step_ns, low, high, pairs, full_share, collector)
 
 
 def _compared(before: Step, middle: Step, after: Step) -> tuple[str, str] | None:

@@ -40,6 +40,7 @@ FULL_PERIOD_TIMES = 16  # of full steps: so much longer than n
 FIRST_FULL_STEPS = 12  # from the start, while DDP settles its buckets
 DEAR_TIMES = 4  # as long may the watched steps' period be where each costs about as much as a full one
 COST_PER_OWN = 2  # of watched and bare steps: what the hooks measure of themselves is half of what they cost
+FULL_COST_PER_OWN = 6
 LEAST_BUDGET = 1e-6
 SENDER_NS = 2_000_000_000  # of steps, of which the sender thread's share is taken: it wakes twice a second
 BARE_PERIOD = 32  # at least one step of each is bare
@@ -141,7 +142,7 @@ class SamplingSchedule:
         sender_clock: Callable[[], int] = lambda: 0,
     ) -> None:
         self._longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD if dear or not light else LONGEST_WATCHED_PERIOD
-        self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=6, longest=LONGEST_FULL_PERIOD)
+        self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=FULL_COST_PER_OWN, longest=LONGEST_FULL_PERIOD)
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=COST_PER_OWN, longest=self._longest)
         self._own_ppm = own_ppm
         self._step_ns = SHORT_NS  # a moving average

@@ -331,10 +331,8 @@ def replay_lines(
         lead_in = recording.lead_in(from_ns, KEPT.of(recording.world_size), EVERY_S)
         stretch = "" if lead_in.everything else " from here on"
         print_lines(recording.select(lead_in), from_ns, speed, sleep, stretch, str(recording.path))
-        if recording.skipped:
-            _narrate(f"frames left out: {recording.skipped}, damaged or of a type unknown to this version of ddpwatch")
-        if recording.cut_tail:
-            _narrate("the recording was cut off here")
+        for text in recording.left_out:
+            _narrate(text)
         if not loop:
             return
 

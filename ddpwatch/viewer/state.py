@@ -199,6 +199,7 @@ class RunState:
             if self.status is None:
                 self._restarts_before = message.restarts
             self.status = message
+            self.cost.add_status(message)
         elif isinstance(message, Node):
             self._apply_node(message)
         elif isinstance(message, Mark):

@@ -92,9 +92,9 @@ def recorded_in(file: Path) -> tuple[Recorded, list[str]]:
         if recording.cut_tail:
             raise UsageError(f"{file} is cut off or damaged, and before that: {error.message}", error.hint) from None
         raise
-    notes = list(recording.notes)
+    notes = [*recording.notes, *recording.left_out]
     if recording.cut_tail:
-        notes.append(f"{file} is cut off or damaged; {len(found.steps)} full steps from before that are used")
+        notes[-1] = f"{file} is cut off or damaged; {len(found.steps)} full steps from before that are used"
     return found, notes
 
 

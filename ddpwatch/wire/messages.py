@@ -390,6 +390,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True, omit_
 
     ``refused`` counts frames by reason, ``restarts`` how many collectors of this run have died before this one.
     ``lease_ppm`` is what sampling may cost while somebody looks, in ppm of a step; None while nobody does.
+    ``cpu_ns`` is the CPU time of its process so far, and ``here`` how many running ranks it serves on its own node.
 
     ``whole`` is what to type for the whole run, on a host that shows only its own ranks.
     """
@@ -403,6 +404,8 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True, omit_
     recording_error: Name = ""
     restarts: Count = 0
     lease_ppm: Count | None = None
+    cpu_ns: Count | None = None
+    here: Count = 0
     whole: Name = ""
 
 

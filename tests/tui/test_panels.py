@@ -141,6 +141,9 @@ class TestHeader:
         recording = status()
         recording.recording, recording.recording_bytes = "x.mcap", 3 << 20
         assert "recording 3.0 MiB" in text(paint_header(overview([*run(2), recording]), 200))
+        over = text(paint_header(overview([*run(2), recording, bye(None)]), 200))
+        assert "recorded" in over
+        assert "MiB" not in over, "it has grown since"
 
     def test_verdict_wraps(self):
         rows = plain(paint_verdict(overview(run(late_rank=1)), 60, 2))
@@ -219,10 +222,12 @@ class TestDevices:
         assert "worst" not in text(paint_device_panel(rows, 60, 40))
 
     def test_what_a_device_does_not_say_is_a_dash(self):
-        shown = text(paint_device_panel(lines_of([device(0, None)]), 60, 8))
+        silent = replace(device(0, None, "cuda"), power_w=None, power_limit_w=None, temperature_c=None)
+        shown = text(paint_device_panel(lines_of([silent]), 60, 8))
         assert "power –" in shown
         assert "temp –" in shown
         assert "0 %" not in shown
+        assert "power" not in text(paint_device_panel(lines_of([device(0, None)]), 60, 8)), "a host has none"
 
     def test_what_limits_a_gpu_stands_out(self):
         free = replace(device(0, 90.0, "cuda"), sm_clock_mhz=1980.0, max_sm_clock_mhz=1980.0, throttle_reasons=1)

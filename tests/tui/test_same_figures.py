@@ -186,7 +186,7 @@ def per_rank(lines, names):
 
 def header(text):
     return searched(
-        text, step="step N ms", overlap="overlap N %", exposed="exposed N ±", exposed_share=r"ms \(N % of step\)",
+        text, step="step N ms", overlap="overlap N %", exposed="exposed N ±", exposed_share=r"ms \(N % of step[,)]",
         steps="[0-9]+ of N steps timed in full",
     )  # fmt: skip
 

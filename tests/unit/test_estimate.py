@@ -54,6 +54,26 @@ def test_each_stretch_counts_by_its_steps_however_many_of_them_are_watched() -> 
     assert found.step_ns == sum(found.phases_ns.values()) == 100 * MS
 
 
+def test_long_steps_of_which_none_is_full_hide_what_their_duration_says() -> None:
+    """Eight short steps are full: the longer, the more they hide, but for some noise, which the interval is about."""
+    noise = (0.3, -0.3, 0.1, -0.1, -0.2, 0.2, -0.4, 0.4)
+    full = [
+        StepShare(
+            20 + n,
+            1,
+            (16 + n) * MS,
+            phases=dict.fromkeys(PHASES, 0),
+            hidden=int((4 + n / 2 + noise[n]) * MS),
+            exposed=0,
+        )
+        for n in range(8)
+    ]
+    bare = [share(100 + number, 140 if number % 5 == 0 else 20) for number in range(100)]
+    found = estimated(*full, *bare)
+    truth = sum([*(4 + n / 2 for n in range(8)), *(66 if n % 5 == 0 else 6 for n in range(100))]) / 108
+    assert found.comm_ns == pytest.approx(truth * MS, rel=0.1)
+
+
 def test_each_length_counts_by_its_steps() -> None:
     """Of 250 short and 50 long steps, as many of either are watched."""
     short = [share(20 + 6 * number, 20, *((1, 1, 4) if number % 50 == 0 else ())) for number in range(250)]

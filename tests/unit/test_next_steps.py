@@ -78,6 +78,8 @@ def test_a_late_rank_s_stack_is_looked_at_where_it_runs() -> None:
         (Incident("hang", "error", "", (1,)), "`py-spy dump --pid 4712`"),
         (Incident("hang", "error", "", (1,), evidence=Evidence(stacks={1: ["f"]})), "read the stacks"),
         (Incident("intermittent", "warning", "", (1,), "gc", period=8), "gc.freeze()"),
+        (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("lost", "", None, 3, "", [], 0)})),
+         "read the exit code of rank 1 in the launcher's output; after -9, on node-a, `dmesg -T`"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("killed", "SIGKILL", 9, 3, "", [], 0)})),
          "on node-a, `dmesg -T`"),
     ],
@@ -95,6 +97,7 @@ def test_memory_is_pinned_for_a_gpu_only() -> None:
 def test_the_dashboard_has_a_view_for_what_if() -> None:
     text = next_step(Incident("exposed_comm", "warning", ""), places("a.mcap"))
     assert on_screen(text).startswith("press 8 (what-if) predicts what would help")
+    assert on_screen("read the stacks of rank 1") == "press 7 (log): read the stacks of rank 1"
 
 
 @pytest.mark.parametrize("account", LOST)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from ddpwatch.cli import app
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.names import parts_of, reserve
@@ -21,6 +23,7 @@ from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
 from ddpwatch.wire.messages import Beat, Step, encode
 from ddpwatch.wire.transport import Envelope
+from tests.support.runs import record
 
 
 def beat(number: int) -> Beat:
@@ -101,6 +104,25 @@ def test_frames_of_unknown_type_are_skipped_and_counted(tmp_path: Path) -> None:
     found = report_of(tmp_path / "a.mcap").as_json()["findings"]
     assert [finding["kind"] for finding in found] == ["skipped"]
     assert found[0]["message"].startswith("frames left out: 1, ")
+
+
+def test_who_reads_only_a_part_of_a_recording_says_so(tmp_path: Path) -> None:
+    """Reports have it among their notes, and the dashboard says it at the end."""
+    whole, part = record(tmp_path / "whole.mcap"), tmp_path / "part.mcap"
+    writer = RecordingWriter(part)
+    for message, envelope in Recording(whole):
+        writer.write_message(message, envelope)
+    writer.write(Envelope(1000, envelope.received_ns, msgspec.msgpack.encode({"type": "new"})), "beat")
+    writer.close()
+    said = "frames left out: 1, damaged or of a type unknown to this version of ddpwatch"
+    for command in (
+        ["compare", str(whole)],
+        ["export", f"--output={tmp_path / 'out.json'}"],
+        ["replay", "--plain"],
+        ["whatif"],
+    ):
+        done = CliRunner().invoke(app, [*command, str(part)])
+        assert said in done.output, (command, done.output)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89MCAP0\r\n", b"\x89MCAP0\r\n" + bytes(100)])

@@ -9,7 +9,7 @@ import pytest
 
 from ddpwatch.sampling.cost import ENOUGH_PAIRS, SHARE_STEPS, Cost, CostMeter
 from ddpwatch.sampling.schedule import BARE_PERIOD, COST_PER_OWN, SamplingSchedule
-from ddpwatch.wire.messages import Step
+from ddpwatch.wire.messages import Status, Step
 
 MS = 1_000_000
 STEP_MS = 100
@@ -119,6 +119,26 @@ def test_the_start_of_the_sender_thread_is_no_cost_of_a_step() -> None:
     cost = meter.cost()
     assert cost is not None
     assert cost.ratio == pytest.approx(BARE_MS / STEP_MS)
+
+
+def test_the_collector_counts_as_its_node_s_ranks_time() -> None:
+    """It takes 1.2 % of a core, then another one that takes 0.8 %; of two ranks, one leaves at the end."""
+    meter = CostMeter()
+    for number, (kind, _) in enumerate(scheduled(SHARE_STEPS, 8, 1)):
+        meter.add_step(step(number, 0, kind, 80 * MS))
+    without = meter.cost()
+    assert without is not None
+    assert without.collector is None, "it did not say"
+    for collector, share in ((0, 0.012), (1, 0.008)):
+        for number in range(20):
+            at_ns, here = 500 * MS * (20 * collector + number), 1 if number == 19 else 2
+            status = Status(at_ns=at_ns, frames=1, bytes=1, cpu_ns=int((0.1 + share * number / 2) * 1e9), here=here)
+            meter.add_status(status)
+        cost = meter.cost()
+        assert cost is not None
+        assert cost.collector == pytest.approx(share / 2)
+        assert cost.ratio == pytest.approx(without.ratio + share / 2)
+        assert cost.high - cost.low == pytest.approx(without.high - without.low)
 
 
 def test_without_noise_it_is_exact() -> None:

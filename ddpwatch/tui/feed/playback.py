@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from ddpwatch.recording.seek import Position
@@ -15,7 +15,9 @@ from ddpwatch.wire.transport import Frame
 class Playable(Protocol):
     """A recording as `ReplayFeed` needs it; `ddpwatch.recording.reader.Recording` is one."""
 
-    cut_tail: bool
+    @property
+    def left_out(self) -> Sequence[str]:
+        """What could not be read, a sentence each, once it was read to its end."""
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -38,7 +40,7 @@ class Playable(Protocol):
 class FrameList:
     """A recording held in memory."""
 
-    cut_tail = False
+    left_out = ()
     world_size = 0
 
     def __init__(self, frames: Iterable[Frame]) -> None:

@@ -154,7 +154,7 @@ class ReplayFeed(ThreadFeed):
             return
         if not self._end_posted:
             self._end_posted = True
-            self._post(Over("the recording was cut off here" if self._recording.cut_tail else ""))
+            self._post(Over("; ".join(self._recording.left_out)))
         self._wait(None)
 
     def _go(self) -> None:

@@ -131,7 +131,8 @@ def lanes_of(step: StepAcrossRanks, ranks: Sequence[int], origin_ns: int | None,
 def picked(ranks: Sequence[int], named: Sequence[int], peers: Sequence[int], room: int) -> list[int]:
     """Picks, of more ranks than there is room for, those worth a look; empty if none is named.
 
-    The named ones come first, then, evenly spaced, those that they are compared with, and others if there is room.
+    The named ones come first, in three quarters of the room, as a node's eight ranks may be. Then, evenly spaced, those
+    that they are compared with, and others if there is room.
 
     Args:
         ranks: All ranks, in order.
@@ -140,7 +141,7 @@ def picked(ranks: Sequence[int], named: Sequence[int], peers: Sequence[int], roo
         room: How many fit.
     """
     known = set(ranks)
-    first = [rank for rank in named if rank in known][: max(room // 2, 1)]
+    first = [rank for rank in named if rank in known][: max(3 * room // 4, 1)]
     if not first:
         return []
     compared = known.intersection(peers).difference(named)

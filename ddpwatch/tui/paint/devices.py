@@ -60,11 +60,14 @@ def _figures(device: Device) -> list[Field]:
     power = with_unit(three_digits(device.power_w), "W")
     limit = f" of {three_digits(device.power_limit_w)} W" if device.power_limit_w is not None else ""
     temperature = with_unit(three_digits(device.temperature_c), "°C")
-    return [
-        Field(memory + total, memory, 1),
-        Field(f"power {power.removesuffix(' W')}{limit}" if limit else f"power {power}", f"pwr {power}", 2),
-        Field(f"temp {temperature}", temperature, 3),
-    ]
+    found = [Field(memory + total, memory, 1)]
+    if device.kind == "cuda" or device.power_w is not None:
+        found.append(
+            Field(f"power {power.removesuffix(' W')}{limit}" if limit else f"power {power}", f"pwr {power}", 2)
+        )
+    if device.kind == "cuda" or device.temperature_c is not None:
+        found.append(Field(f"temp {temperature}", temperature, 3))
+    return found
 
 
 def meter(percent: float | None, width: int) -> Row:

@@ -29,6 +29,7 @@ _SIGNS: dict[Severity, tuple[str, str]] = {
     "bad": ("✗", "bad"),
 }
 _ROOMY = 100
+_SPACIOUS = 150
 MOST_VERDICT_ROWS = 4
 MOST_NEXT_ROWS = 2
 SPARK_CELLS = (SPARK_STEPS, 12, 8, 5)
@@ -168,12 +169,14 @@ def _filtered(model: Overview) -> Field:
 
 
 def _recording(model: Overview) -> Field:
-    """Returns the recording's size, or its error."""
+    """Returns the recording's size while it grows, or its error."""
     status = model.status
     if status is None or not status.recording:
         return Field("", "", 5)
     if status.recording_error:
         return Field(f"recording: {shorten_name(status.recording_error, 60)}", "recording incomplete", 0, "bad")
+    if model.ended or model.link.replay:  # it has grown since
+        return Field("recorded", "rec", 5)
     return Field(f"recording {size(status.recording_bytes)}" if status.recording_bytes is not None else "", "rec", 5)
 
 
@@ -207,7 +210,9 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
     surely = f"exposed {with_unit(plus_minus(ms(known.exposed_ns), ms(known.exposed_reach_ns)), 'ms')}"
     if known.too_few:
         surely = f"{exposed} (too few steps)"
-    in_full, in_short = (f" ({percent(share)} of step)", f" {percent(share)}") if share is not None else ("", "")
+    # The slowest rank waits for nobody, so that the mean is less than what the others wait.
+    whose = ", mean of ranks" if model.slowest is not None and width >= _SPACIOUS else ""
+    in_full, in_short = (f" ({percent(share)} of step{whose})", f" {percent(share)}") if share is not None else ("", "")
     of_steps, of_timed = (("faint" if is_old else "strong") for is_old in model.stale)
     style = "faint" if model.stale.timed else "text" if share is None or share < 0.1 else "warn"
     return [
@@ -291,10 +296,11 @@ def next_lines(model: Overview, width: int) -> list[str]:
 
 
 def line_below(model: Overview, width: int) -> Row:
-    """Returns more on the verdict's incident; without one, on a screen that has no panel for it, the lost time."""
+    """Returns more on the verdict's incident; without one, the lost time, unless a panel or the verdict says it."""
     if model.facts is not None:
         return fit(_facts(model, model.facts), width - 4)
-    text = lost_line(model.diagnosed, width - 4) if width < WIDE else ""
+    said = width >= WIDE or model.verdict.kind == "lost"
+    text = "" if said else lost_line(model.diagnosed, width - 4)
     return [(text, "dim")] if text else []
 
 

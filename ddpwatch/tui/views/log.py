@@ -86,6 +86,8 @@ class LogView(RunView):
         session = self.session
         shown = session.step_shown if session.paused else None
         position = session.overview.newest_step if shown is None else shown.step
+        if shown is None and session.over:  # also steps that no rank has finished
+            position = None
         return incident_rows(session.overview.diagnosed, position, session.state.layouts)
 
     @property

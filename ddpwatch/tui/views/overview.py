@@ -16,14 +16,16 @@ class OverviewView(RunView):
     DEFINITIONS = """\
   overlap   share of communication time in which the rank also computed
             (forward or backward)
-  exposed   communication time in which it did not, so training waits
+  exposed   communication time in which it did not, so training waits:
+            a mean of ranks, of which a late one waits for nobody
   late      how long after the first rank it launched a bucket, at most
             (also if it waited for DDP's buffers)
   wait      how long its bucket waited for the last rank, at most
   slowest   the latest rank, if it is late beyond the noise
   overhead  the share of a step that watching adds: CPU time of watched
             steps against bare ones beside them, twice what its hooks
-            measure of themselves there, its thread; 95 % interval"""
+            measure of themselves there, its thread and collector; 95 %
+            interval"""
 
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)

@@ -18,6 +18,8 @@ from ddpwatch.wire.messages import Bye, Hello
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
 ON_SCREEN = "press 8 (what-if)"
+IN_LOG = "press 7 (log): "
+_LOGGED = ("read the stacks", "see its incidents")
 _PREDICTS = "predicts what would help: other bucket sizes, comm hooks, links"
 _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
@@ -170,9 +172,12 @@ def _hang(incident: Incident, places: JobPlaces) -> str:
 
 def _death(incident: Incident, places: JobPlaces) -> str:
     ends = (incident.evidence.ends or {}).values()
+    at = f"on {host}, " if (host := places.host_of(incident)) else ""
+    oom = "`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
     if any(end.reason == "killed" and end.signal == 9 for end in ends):  # SIGKILL: nobody else says why
-        at = f"on {host}, " if (host := places.host_of(incident)) else ""
-        return f"{at}`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
+        return at + oom
+    if any(end.reason == "lost" for end in ends):
+        return f"read the exit code of {ranks_named(incident.ranks)} in the launcher's output; after -9, {at}{oom}"
     return f"read the traceback of {ranks_named(incident.ranks)} in the job's output"
 
 
@@ -220,5 +225,6 @@ def next_step_for(lost: LostTime, places: JobPlaces) -> str:
 
 
 def on_screen(text: str) -> str:
-    """Returns a next step for the dashboard, which has a view for what-if."""
-    return _WHAT_IF.sub(ON_SCREEN, text)
+    """Returns a next step for the dashboard, which has views for what-if, and for incidents with their stacks."""
+    text = _WHAT_IF.sub(ON_SCREEN, text)
+    return IN_LOG + text if text.startswith(_LOGGED) else text
