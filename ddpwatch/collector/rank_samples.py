@@ -62,7 +62,7 @@ class RankSampler:
         self._seen[rank] = _Seen(pid, now_ns, known, preempted, autograd)
         if before is None or now_ns <= before.at_ns:
             return None
-        run_ns, wait_ns = _longest_wait(before.threads, known)
+        run_ns, wait_ns = _busiest(before.threads, known)
         swapped = status.get(b"VmSwap")
         return RankSample(
             rank=rank,
@@ -93,15 +93,13 @@ def _chosen(folder: str, pid: int, most: int, autograd: dict[str, bool]) -> Sequ
     return sorted(threads, key=lambda thread: (thread != str(pid), not autograd[thread], int(thread)))[:most]
 
 
-def _longest_wait(
+def _busiest(
     before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
 ) -> tuple[int | None, int | None]:
-    """Returns how long the thread that waited longest has run and waited (ns)."""
-    new = (
-        (wait - before[thread][1], run - before[thread][0]) for thread, (run, wait) in now.items() if thread in before
-    )
-    wait, run = max(new, default=(None, None))
-    return (None, None) if wait is None or run is None or wait < 0 or run < 0 else (run, wait)
+    """Returns how long the thread that wanted to run longest has run and waited (ns): the one that works."""
+    new = ((run - before[name][0], wait - before[name][1]) for name, (run, wait) in now.items() if name in before)
+    run, wait = max(new, key=sum, default=(-1, -1))
+    return (None, None) if wait < 0 or run < 0 else (run, wait)
 
 
 def _times(path: str) -> tuple[int, int] | None:

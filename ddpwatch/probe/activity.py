@@ -126,7 +126,11 @@ class ActivityMonitor:
         elif activity == "data":
             self._on_wait(weakref.ref(of_call[0]), start, end)
         if activity != "data" or end - start >= MIN_WAIT_NS:
-            self._post(Mark(rank=self._rank, kind=activity, name=name, start_ns=start, end_ns=end))
+            mark = Mark(rank=self._rank, kind=activity, name=name, start_ns=start, end_ns=end)
+            if activity == "data":
+                mark.workers = getattr(of_call[0], "_num_workers", None)
+                mark.persistent = bool(getattr(of_call[0], "_persistent_workers", False))
+            self._post(mark)
 
     def _time_saver(self, module: Any, name: str) -> None:
         """Stamps a function that saves, under this name and under that by which pickle looks it up."""

@@ -55,6 +55,8 @@ def hello_of(
         timing_source=timing_source,
         script=as_text(rundir.script_name(sys.argv[0]), 1024),
         ddp=flags,
+        threads=torch.get_num_threads(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
     )
 
 

@@ -71,7 +71,8 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True, omit_de
     ``boot_id`` and ``time_ns`` (the Linux time namespace) together name the clock the rank stamps with. ``boot_id``,
     ``pid_ns`` (the Linux pid namespace), ``pid`` and ``start_ticks`` (its start, in clock ticks since boot) name its
     process. Sent again to a collector that was started again. ``previous`` is the run that the job was before torchrun
-    started this host's ranks again: after a failure, or when a node left or joined.
+    started this host's ranks again: after a failure, or when a node left or joined. ``threads`` are those of torch's
+    operations on a CPU, ``cores`` how many the rank may use; 0 if that is not known.
     """
 
     run_id: Name
@@ -96,6 +97,8 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True, omit_de
     script: Name = ""
     ddp: dict[Name, bool | int | float | Name | None] = {}
     previous: Name = ""
+    threads: Count = 0
+    cores: Count = 0
 
 
 class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True, omit_defaults=True):
@@ -282,6 +285,8 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defa
 
     ``off`` is the feature that went off, `WATCHING` for all of them, in the rank's step ``step``; the reason is in
     ``name``, after a colon.
+
+    ``workers`` is how many the DataLoader has that a rank waits for, and ``persistent`` whether they stay.
     """
 
     rank: Rank
@@ -291,6 +296,8 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defa
     end_ns: Ns | None = None
     off: Name = ""
     step: Count | None = None
+    workers: Count | None = None
+    persistent: bool = False
 
 
 class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_defaults=True):
@@ -413,7 +420,7 @@ class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=Tr
     """What the operating system denied a rank in the ``span_ns`` before ``at_ns``, on the collector's clock.
 
     ``run_ns`` is how long a thread of the rank ran, ``wait_ns`` how long it was ready to run and waited for a core: of
-    the thread that waited longest. ``preempted`` counts how often the main thread had to give up its core,
+    the thread that wanted to run longest. ``preempted`` counts how often the main thread had to give up its core,
     ``swapped_bytes`` is how much of the rank's memory is swapped out. Of ranks that the collector can see, on Linux.
     """
 

@@ -52,6 +52,7 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     torch.save({}, tmp_path / "checkpoint")
     torch.compile(lambda x: x + 2, backend="eager")(torch.ones(1))
     assert {mark.rank for mark in marks} == {7}
+    assert {(mark.workers, mark.persistent) for mark in marks if mark.kind == "data"} == {(0, False)}
     assert [kind for kind, _ in groupby(mark.kind for mark in marks)] == ["data", "save", "compile"]
     marked = [mark.end_ns - mark.start_ns for mark in marks if mark.kind == "data" and mark.end_ns is not None]
     assert max(marked) >= NAP_S * 1e9  # on a busy machine, the others may be long as well

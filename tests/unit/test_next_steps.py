@@ -22,6 +22,7 @@ from ddpwatch.analysis.diagnosis.incident import (
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.evidence import ELSEWHERE, SENTENCES, evidence_sentences
 from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
+from ddpwatch.wire.messages import Mark
 from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
@@ -86,6 +87,21 @@ def test_a_late_rank_s_stack_is_looked_at_where_it_runs() -> None:
 )  # fmt: skip
 def test_what_to_do_follows_from_the_evidence(incident: Incident, words: str) -> None:
     assert words in next_step(incident, places("my run.mcap"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent", "words"),
+    [
+        (0, False, "give the DataLoader workers: it has none (num_workers=0)"),
+        (1, False, "give the DataLoader more than 1 worker (num_workers), with persistent_workers=True"),
+        (4, True, "give the DataLoader more than 4 workers (num_workers)"),
+    ],
+)
+def test_what_a_loader_lacks_is_known_from_its_waits(workers: int, persistent: bool, words: str) -> None:
+    where = places()
+    wait = Mark(rank=0, kind="data", name="", start_ns=0, end_ns=1, workers=workers, persistent=persistent)
+    where.add_mark(wait)
+    assert next_step(Incident("slow_input", "warning", "", phase="data"), where) == words
 
 
 def test_memory_is_pinned_for_a_gpu_only() -> None:

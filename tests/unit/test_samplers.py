@@ -213,7 +213,7 @@ def process(root: Path, pid: int, threads: dict[int, str], preempted: int = 0, s
     write(root / str(pid), files)
 
 
-def test_a_rank_waits_as_long_as_its_worst_thread(tmp_path: Path) -> None:
+def test_a_rank_waits_as_long_as_its_busiest_thread(tmp_path: Path) -> None:
     process(tmp_path, 7, {7: "1000 50 3", 8: "2000 10 5", 9: "0 0 0"})
     sampler = RankSampler(tmp_path)
     assert sampler.sample({3: 7}) == []
@@ -223,6 +223,15 @@ def test_a_rank_waits_as_long_as_its_worst_thread(tmp_path: Path) -> None:
     assert (sample.preempted, sample.swapped_bytes) == (4, 2048)
     assert sample.span_ns > 0
     assert decode(encode(sample)) == sample
+
+
+def test_an_idle_thread_that_waits_for_most_of_its_time_does_not_speak_for_a_rank(tmp_path: Path) -> None:
+    process(tmp_path, 7, {7: "1000 50 3", 8: "10 10 5"})
+    sampler = RankSampler(tmp_path)
+    sampler.sample({3: 7})
+    process(tmp_path, 7, {7: "1900 55 4", 8: "13 80 6"})
+    (sample,) = sampler.sample({3: 7})
+    assert (sample.run_ns, sample.wait_ns) == (900, 5)
 
 
 def test_another_process_of_a_rank_starts_afresh(tmp_path: Path) -> None:

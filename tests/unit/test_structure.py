@@ -10,10 +10,11 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.viewer.state import RunState
-from ddpwatch.wire.messages import BucketLayout, Layout, Span, Step
+from ddpwatch.wire.messages import BucketLayout, Layout, RankSample, Span, Step
 from tests.support.frames import MS, START_NS, diagnosed, hello, state_of, step
 
 STEPS = 100
+SECOND = 1000 * MS
 
 
 def incidents_of(state: RunState, kind: str) -> list[Incident]:
@@ -88,6 +89,35 @@ def test_gradients_that_are_reduced_for_each_batch() -> None:
 
 def test_gradients_that_are_reduced_once() -> None:
     assert not incidents_of(accumulating(1), "repeated_reduction")
+
+
+# -- threads -------------------------------------------------------------------------------------------------
+
+
+def crowded(threads: int, cores: int, waits: float) -> RunState:
+    """Two ranks of one host, whose threads wait for a core for a share of the time, from the first step on."""
+    hellos = [hello(rank, threads=threads, cores=cores) for rank in range(2)]
+    steps = [step(rank, number) for number in range(60) for rank in range(2)]
+    wait, run = int(waits * SECOND), int(0.4 * SECOND)
+    samples = [
+        RankSample(rank=rank, at_ns=START_NS + at * SECOND, span_ns=SECOND, wait_ns=wait, run_ns=run)
+        for at in range(1, 7)
+        for rank in range(2)
+    ]
+    return state_of([*hellos, *samples, *steps])
+
+
+def test_threads_that_take_the_cores_from_each_other() -> None:
+    (found,) = incidents_of(crowded(threads=8, cores=2, waits=0.5), "too_many_threads")
+    assert found.message == "too many threads: 2 ranks with 8 each share 2 cores"
+    assert found.device == "CPU starved: waited 50 % of the time for a core"
+    assert "OMP_NUM_THREADS" in found.next_step
+    assert found.cost_ns == pytest.approx(0.5 * 60 * 2 * 100 * MS, rel=0.01)
+
+
+@pytest.mark.parametrize(("threads", "cores", "waits"), [(8, 2, 0.01), (1, 2, 0.5), (1, 1, 0.5), (0, 0, 0.5)])
+def test_threads_that_have_cores_or_that_nobody_counted(threads: int, cores: int, waits: float) -> None:
+    assert not incidents_of(crowded(threads, cores, waits), "too_many_threads")
 
 
 # -- buffers, and buckets of one parameter --------------------------------------------------------------------

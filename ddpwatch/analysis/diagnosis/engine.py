@@ -113,6 +113,7 @@ class Diagnosis:
             self._held_up.add_beat(message)
         elif isinstance(message, Mark):
             self._ledger.add_mark(message)
+            self.places.add_mark(message)
             self._liveness.note_seen(message.rank, received_ns)
         elif isinstance(message, Device):
             self._devices.add_device(message)

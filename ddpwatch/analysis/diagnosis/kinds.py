@@ -16,6 +16,7 @@ Kind = Literal[
     "buffers",
     "slow_link",
     "slow_device",
+    "too_many_threads",
     "slow_host",
     "hang",
     "death",
@@ -68,6 +69,8 @@ KINDS: Final[dict[Kind, KindOf]] = {
     "slow_link": KindOf("L", "slow link", comes_back=True),
     # All ranks are slower from a step on, and their devices show why
     "slow_device": KindOf("C", "all ranks slower", comes_back=True),
+    # Ranks have more CPU threads than cores
+    "too_many_threads": KindOf("T", "too many threads"),
     # Most ranks of one host are late
     "slow_host": KindOf("M", "slow host", late=True, blames=True, comes_back=True),
     # A rank does not go on

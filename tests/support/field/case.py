@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from tests.support.field.job import Job
 
-Cost = Literal["", "struck", "lead", "jitter", "exposed"]
+Cost = Literal["", "struck", "lead", "jitter", "exposed", "repeated"]
 
 
 @dataclass(frozen=True)

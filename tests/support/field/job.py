@@ -4,7 +4,7 @@
 
 Layers pause instead of computing (`tests.support.paced`), so ranks do not slow each other. Each rank writes notes to
 ``FOLDER/notes-RANK.json``: for each step when it started, when its gradients were there, when it had been reduced and
-when it ended; and how long the fault took, step by step.
+when it ended; the same of each backward; and how long the fault took, step by step.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Job:
         self._computed_ns = self._reduced_ns = 0
         self._steps: list[tuple[int, int, int, int, int]] = []
         self._struck: list[tuple[int, int]] = []
+        self._backwards: list[tuple[int, int, int]] = []
 
     def build(
         self,
@@ -93,6 +94,7 @@ class Job:
         """Computes gradients, which DDP reduces, and notes when that is done."""
         loss.backward()
         self._reduced_ns = time.monotonic_ns()
+        self._backwards.append((self.step, self._computed_ns, self._reduced_ns))
 
     def loss(self, batch: Tensor | None = None) -> Tensor:
         """Returns the loss of a batch."""
@@ -120,7 +122,7 @@ class Job:
 
     def write_notes(self) -> None:
         """Writes what happened."""
-        notes = {"steps": self._steps, "struck": self._struck}
+        notes = {"steps": self._steps, "struck": self._struck, "backwards": self._backwards}
         (self.folder / f"notes-{self.rank}.json").write_text(json.dumps(notes))
 
 

@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, OVER_SHARE
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.run import Run
 from ddpwatch.recording.reader import Recording
@@ -36,10 +38,16 @@ class NotedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Notes:
-    """What one rank did, by its own clock. ``struck`` is in which steps the fault took how long (ns)."""
+    """What one rank did, by its own clock.
+
+    Attributes:
+        struck: In which steps the fault took how long (ns).
+        backwards: Of which steps, when their gradients were there, and when these were reduced.
+    """
 
     steps: Sequence[NotedStep]
     struck: Sequence[tuple[int, int]]
+    backwards: Sequence[tuple[int, int, int]]
 
 
 def notes_of(folder: Path, ranks: int) -> list[Notes]:
@@ -47,8 +55,10 @@ def notes_of(folder: Path, ranks: int) -> list[Notes]:
     found = []
     for rank in range(ranks):
         file = folder / f"notes-{rank}.json"
-        about = json.loads(file.read_text()) if file.exists() else {"steps": [], "struck": []}
-        found.append(Notes([NotedStep(*step) for step in about["steps"]], [(at, ns) for at, ns in about["struck"]]))
+        about = json.loads(file.read_text()) if file.exists() else {}
+        steps = [NotedStep(*step) for step in about.get("steps", ())]
+        backwards = about.get("backwards") or [(at.step, at.computed, at.reduced) for at in steps]
+        found.append(Notes(steps, about.get("struck", ()), backwards))
     return found
 
 
@@ -57,23 +67,40 @@ def true_cost_ns(truth: Truth, notes: Sequence[Notes]) -> float | None:
 
     ``struck``: the others waited as long as the fault took, or all ranks were in it. ``lead``: they waited from when
     the last of them had its gradients until the rank had. ``jitter``: each waited for the last one. ``exposed``: all
-    waited from when the last one had its gradients until they were reduced.
+    waited from when the last one had its gradients until they were reduced; ``repeated``: where another reduction of
+    the step followed.
     """
     if not truth.cost:
         return None
     if truth.cost == "struck":
         of_ranks = [sum(ns for step, ns in one.struck if step >= truth.since) for one in notes]
         return sum(of_ranks) if not truth.ranks else (len(notes) - 1) * sum(of_ranks[rank] for rank in truth.ranks)
-    rows = list(zip(*[one.steps for one in notes], strict=False))
-    rows = [row for row in rows if row[0].step >= max(truth.since, 1)]
-    if truth.cost == "exposed":
-        return sum(len(row) * (min(at.reduced for at in row) - max(at.computed for at in row)) for row in rows)
+    if truth.cost in ("exposed", "repeated"):
+        return _exposed_ns(notes, truth.since, is_last=None if truth.cost == "exposed" else False)
+    rows = _rows(notes, truth.since)
     computed = [[at.computed for at in row] for row in rows]
     if truth.cost == "jitter":
         return sum(max(row) - at for row in computed for at in row)
     rank = truth.ranks[0]
     leads = (row[rank] - max(at for other, at in enumerate(row) if other != rank) for row in computed)
     return (len(notes) - 1) * sum(max(0, lead) for lead in leads)
+
+
+def _rows(notes: Sequence[Notes], since: int) -> list[tuple[NotedStep, ...]]:
+    """Returns the steps that all ranks noted, from one on, without the first."""
+    rows = zip(*[one.steps for one in notes], strict=False)
+    return [row for row in rows if row[0].step >= max(since, 1)]
+
+
+def _exposed_ns(notes: Sequence[Notes], since: int, until: int | None = None, is_last: bool | None = None) -> int:
+    """Returns for how long all ranks only waited for transfers; ``is_last``: in steps' last backwards, or in others."""
+    found, rows = 0, list(zip(*[one.backwards for one in notes], strict=False))
+    for row, after in zip_longest(rows, rows[1:]):
+        step = row[0][0]
+        ends = after is None or after[0][0] != step
+        if max(since, 1) <= step <= (step if until is None else until) and is_last in (None, ends):
+            found += len(row) * (min(reduced for *_, reduced in row) - max(computed for _, computed, _ in row))
+    return found
 
 
 @dataclass
@@ -120,7 +147,7 @@ def judge(case: Case, folder: Path) -> Judgement:
     incidents = run.diagnosis.incidents()
     report: dict[str, Any] = report_of_recording(Recording(folder / RECORDING)).as_json()
     judgement.verdict = report["verdict"]["text"]
-    _judge_incidents(judgement, incidents, true_cost_ns(truth, notes_of(folder, case.ranks)))
+    _judge_incidents(judgement, incidents, notes_of(folder, case.ranks))
     _judge_verdict(judgement, report)
     if (folder / OUTPUT).exists():
         _judge_live(judgement, (folder / OUTPUT).read_text(), report, incidents)
@@ -141,11 +168,23 @@ def matching(truth: Truth, incidents: Iterable[Incident], world: int) -> list[In
     return sorted(found, key=lambda one: -one.cost_ns)
 
 
-def _judge_incidents(judgement: Judgement, incidents: Sequence[Incident], cost_ns: float | None) -> None:
+def _is_noted(incident: Incident, notes: Sequence[Notes]) -> bool:
+    """Returns whether the ranks' notes confirm what is said: transfers that were exposed, though that was no plan."""
+    if incident.kind != "exposed_comm":
+        return False
+    first, last = incident.since_step or 0, incident.until_step or 0
+    spent = sum(at.ended - at.started for row in _rows(notes, first) for at in row if at.step <= last)
+    return _exposed_ns(notes, first, last) >= OVER_SHARE * EXPOSED_SHARE * spent > 0
+
+
+def _judge_incidents(judgement: Judgement, incidents: Sequence[Incident], notes: Sequence[Notes]) -> None:
+    cost_ns = true_cost_ns(judgement.case.truth, notes)
     truth, world, parts = judgement.case.truth, judgement.case.ranks, judgement.parts
     own = matching(truth, incidents, world) or matching(Truth(truth.kinds, truth.ranks), incidents, world)
     judgement.others = [
-        one for one in incidents if one.severity in ALARMS and one not in own and one.kind not in truth.beside
+        one
+        for one in incidents
+        if one.severity in ALARMS and one not in own and one.kind not in truth.beside and not _is_noted(one, notes)
     ]
     parts["no alarm"] = not judgement.others
     if not truth.kinds:
@@ -170,13 +209,11 @@ def _judge_incidents(judgement: Judgement, incidents: Sequence[Incident], cost_n
 
 
 def _judge_verdict(judgement: Judgement, report: Mapping[str, Any]) -> None:
-    """The verdict is about the truth, or remembers it; of a healthy job, it is no warning."""
+    """Judges whether the verdict is about the truth, or remembers it; of a healthy job, it blames nobody."""
     kind, severity, text = (report["verdict"][name] for name in ("kind", "severity", "text"))
     kinds = judgement.case.truth.kinds
-    if not kinds:
-        judgement.parts["verdict"] = severity not in ("warn", "bad")
-        return
-    judgement.parts["verdict"] = kind in kinds or any(one.replace("_", " ") in text for one in kinds)
+    is_true = kind in kinds or any(one.replace("_", " ") in text for one in kinds) if kinds else severity != "bad"
+    judgement.parts["verdict"] = is_true
 
 
 def _judge_live(judgement: Judgement, output: str, report: Mapping[str, Any], incidents: Sequence[Incident]) -> None:

@@ -13,10 +13,8 @@ from tests.support.field.case import Truth, case
 from tests.support.field.job import BATCH, WIDTH, Job
 from tests.support.field.loops import Samples, wide
 
-SLOW_COMM = ("exposed_comm", "repeated_reduction")
 
-
-@case("Lightning-AI/pytorch-lightning#4092", Truth(SLOW_COMM, cost="exposed", says="no_sync", soon=40))
+@case("Lightning-AI/pytorch-lightning#4092", Truth(("repeated_reduction",), cost="repeated", says="no_sync", soon=20))
 def reduced_four_times(job: Job) -> None:
     """Gradients of four batches are added up, and reduced four times."""
     model = job.build(wide(6, 1024), layer_ms=0.0)
@@ -27,7 +25,7 @@ def reduced_four_times(job: Job) -> None:
         job.optimizer.step()
 
 
-@case("huggingface/accelerate#1153", Truth(SLOW_COMM, cost="exposed", says="no_sync", soon=40), ranks=3)
+@case("huggingface/accelerate#1153", Truth(("repeated_reduction",), cost="repeated", says="no_sync", soon=20), ranks=3)
 def no_sync_misplaced(job: Job) -> None:
     """`no_sync` stands around the backward only, where it has no effect: the forward decides."""
     model = job.build(wide(4, 1024), layer_ms=0.0)
@@ -104,7 +102,7 @@ def graphs_vary(job: Job) -> None:
 
 @case(
     "pytorch/pytorch#22260",
-    Truth(("slow_device", "cpu_starved", "exposed_comm"), cause="CPU starved", says="OMP_NUM_THREADS"),
+    Truth(("too_many_threads",), cause="CPU starved", says="OMP_NUM_THREADS"),
     OMP_NUM_THREADS="8",
 )
 def too_many_threads(job: Job) -> None:

@@ -15,8 +15,9 @@ from ddpwatch.analysis.diagnosis.rules.run_drift import RunDrift
 from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
 from ddpwatch.analysis.diagnosis.rules.slow_input import SlowInput
 from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
+from ddpwatch.analysis.diagnosis.rules.too_many_threads import TooManyThreads
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
-from ddpwatch.wire.messages import Layout, Message
+from ddpwatch.wire.messages import Hello, Layout, Message
 
 
 class Rules:
@@ -35,6 +36,7 @@ class Rules:
         self._input = SlowInput()
         self._drift = RunDrift(devices)
         self._device = SlowDevice(devices)
+        self._threads = TooManyThreads(devices)
         self._reduced = NotReduced()
         self._layouts = LayoutsDiffer()
 
@@ -42,6 +44,8 @@ class Rules:
         """Takes any message but steps."""
         if isinstance(message, Layout):
             self._layouts.add_layout(message)
+        elif isinstance(message, Hello):
+            self._threads.add_hello(message)
 
     def add_step(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -55,6 +59,7 @@ class Rules:
         self._buffers.add_step(facts)
         self._exposed.add_step(facts, is_measured)
         self._imbalance.add_step(facts)
+        self._threads.add_step(facts)
         self._input.add_step(facts)
         self._reduced.add_step(across)
         if across.counted:  # what ranks took, without their waits for one that is to blame
@@ -73,6 +78,7 @@ class Rules:
             *self._link.incidents(),
             *self._drift.incidents(),
             *self._device.incidents(),
+            *self._threads.incidents(),
             *self._reduced.incidents(),
             *self._layouts.incidents(),
         ]

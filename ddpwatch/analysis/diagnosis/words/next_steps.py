@@ -14,7 +14,7 @@ from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Inc
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
-from ddpwatch.wire.messages import Bye, Hello
+from ddpwatch.wire.messages import Bye, Hello, Mark
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
 ON_SCREEN = "press 8 (what-if)"
@@ -27,6 +27,7 @@ _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
+_THREADS = "start torchrun with OMP_NUM_THREADS = cores / ranks, or call torch.set_num_threads"
 _MEMORY = "`ps -eo pid,rss,comm --sort=-rss` shows who has the memory"
 _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
     "steal": "ask who runs the hypervisor: another guest has the CPU; or move the job",
@@ -61,11 +62,27 @@ class JobPlaces:
         self.layout_kind = "bucket"
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
+        self._loader: Mark | None = None
 
     def add_hello(self, hello: Hello) -> None:
         """Takes a rank's introduction; a newer one counts."""
         self._hellos[hello.rank] = hello
         self._ended.discard(hello.rank)
+
+    def add_mark(self, mark: Mark) -> None:
+        """Takes a wait for a DataLoader."""
+        if mark.workers is not None:
+            self._loader = mark
+
+    @property
+    def more_workers(self) -> str:
+        """What to give the newest DataLoader that a rank has waited for, so that it waits less."""
+        if self._loader is None or self._loader.workers is None:
+            return "more workers (num_workers), with persistent_workers=True"
+        if not self._loader.workers:
+            return "workers: it has none (num_workers=0)"
+        more = f"more than {self._loader.workers} worker{'' if self._loader.workers == 1 else 's'} (num_workers)"
+        return more if self._loader.persistent else f"{more}, with persistent_workers=True"
 
     def add_bye(self, bye: Bye) -> None:
         """Takes the end of a rank, or of all."""
@@ -137,7 +154,7 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     pinned = ", and pin_memory=True" if places.has_gpu() else ""
     if incident.kind == "intermittent" and incident.period is not None:
         return f"give the DataLoader persistent_workers=True: it waits again and again, as when workers start{pinned}"
-    return f"give the DataLoader more workers (num_workers), with persistent_workers=True{pinned}"
+    return f"give the DataLoader {places.more_workers}{pinned}"
 
 
 def _exposed_by(places: JobPlaces) -> str:
@@ -193,6 +210,7 @@ NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "buffers": lambda *_: _BUFFERS,
     "slow_link": _link,
     "slow_device": _device,
+    "too_many_threads": lambda *_: _THREADS,
     "slow_host": lambda incident, places: _device(incident, places) or places.stack_of(incident.ranks[0]),
     "hang": _hang,
     "death": _death,
