@@ -126,6 +126,7 @@ def test_each_lost_account_has_a_next_step(account: Any) -> None:
 
 ALL = Evidence(
     host="node-a", late_ranks=[0, 1], late_ms=12.5, excess_ms=11.0, watched_steps=434, step_ms=230.0, group=[0, 1, 2],
+    parts_ms={"backward": 7.0, "data": 4.0}, throughout=True,
     why="behind", issued={0: 10, 1: 12}, call_sites={1: "train.py:7"}, stacks={1: ["f"]}, no_stack={0: "silent"},
     longest_ms=2000.0, ranks=8, unwatched=True, beyond_tail=False, denied=True,
     ends={1: End("killed", "SIGKILL", 9, 199, "backward", [1], 0)}, hung=[2], steps=20, share_of_step=0.234,
