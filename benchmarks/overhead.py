@@ -199,6 +199,7 @@ class Watched:
         self.leases = {WATCHED: Lease(), ATTACHED: self.lease, **{name: Granted(DETAILS[name]) for name in CHOSEN}}
         self.notes: dict[str, list[Note]] = {name: [] for name in self.leases}
         (probe,) = session._session._probes
+        assert isinstance(probe, (FsdpProbe, DdpProbe))
         self._switch = FsdpSwitch(probe).turn if isinstance(probe, FsdpProbe) else partial(turn_ddp, probe, model)
         module_hooks = model._forward_pre_hooks, model._forward_hooks
         registries: tuple[Any, ...] = *module_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks

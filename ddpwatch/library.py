@@ -11,12 +11,12 @@ from ddpwatch.analysis.run import diagnosed
 from ddpwatch.errors import UsageError
 from ddpwatch.export.tables import (
     TABLES,
-    BucketRow,
+    CollectiveRow,
     DeviceRow,
     MarkRow,
     RankRow,
     StepRow,
-    bucket_rows,
+    collective_rows,
     columns,
     device_rows,
     mark_rows,
@@ -73,9 +73,9 @@ class OpenedRecording:
         """Yields the figures of every step of every rank."""
         return (row for across in steps_of(self.frames(), self._ranks) for row in step_rows(across))
 
-    def buckets(self) -> Iterator[BucketRow]:
-        """Yields the figures of every bucket of every step of every rank."""
-        return (row for across in steps_of(self.frames(), self._ranks) for row in bucket_rows(across))
+    def collectives(self) -> Iterator[CollectiveRow]:
+        """Yields the figures of every collective of every step of every rank: DDP's buckets, or what else there is."""
+        return (row for across in steps_of(self.frames(), self._ranks) for row in collective_rows(across))
 
     def ranks(self) -> list[RankRow]:
         """Returns the ranks, and how they ended."""
@@ -105,7 +105,7 @@ class OpenedRecording:
         """Returns a table as columns, e.g. for ``pandas.DataFrame(opened.columns("steps"))``, polars or pyarrow.
 
         Args:
-            table: ``steps``, ``buckets``, ``ranks``, ``devices``, ``marks`` or ``incidents``.
+            table: ``steps``, ``collectives``, ``ranks``, ``devices``, ``marks`` or ``incidents``.
 
         Raises:
             UsageError: There is no such table.

@@ -35,7 +35,7 @@ print("launched last:", dict(late.most_common()))
 
 # %% Buckets: which one leaves communication exposed?
 exposed: dict[int, list[float]] = {}
-for bucket in run.buckets():
+for bucket in run.collectives():
     if bucket.exposed_ms is not None:
         exposed.setdefault(bucket.bucket, []).append(bucket.exposed_ms)
 for index, values in sorted(exposed.items()):

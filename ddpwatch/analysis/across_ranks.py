@@ -14,7 +14,7 @@ from typing import cast
 
 from ddpwatch.analysis.clock_error import NO_SHIFTS, Shifts, on_one_time_line
 from ddpwatch.analysis.estimate import StepShare
-from ddpwatch.analysis.groups import Members
+from ddpwatch.analysis.groups import Members, RoleOf, no_role
 from ddpwatch.analysis.launch_skew import (
     NO_SKEW,
     BucketSkew,
@@ -108,6 +108,7 @@ class StepAcrossRanks:
         step: Its number.
         comparable: Whether all its ranks share one time line.
         members_of: The members of a group, None if they are not known.
+        role_of: What a group is for.
         shifts: Per rank what puts its stamps onto the time line; empty if all ranks stamp with one clock, or if nothing
             is known of their clocks.
         counted: Whether statistics include it: on no rank was it warm-up, aborted or bare.
@@ -121,10 +122,13 @@ class StepAcrossRanks:
         share: What it adds to the estimates; None until the diagnosis has split it.
     """
 
-    def __init__(self, step: int, comparable: bool = True, members: Members = nobody_known) -> None:
+    def __init__(
+        self, step: int, comparable: bool = True, members: Members = nobody_known, roles: RoleOf = no_role
+    ) -> None:
         self.step = step
         self.comparable = comparable
         self.members_of = members
+        self.role_of = roles
         self.shifts: Shifts = NO_SHIFTS
         self.counted = self.ordinary = self.timed = self.reduced = True
         self.start_ns, self.end_ns, self.longest_ns = FOREVER_NS, 0, 0
@@ -288,7 +292,7 @@ class StepAcrossRanks:
 
     def detached(self) -> StepAcrossRanks:
         """Returns a copy for another thread: it has the same frames, and nothing is worked out."""
-        copy = StepAcrossRanks(self.step, self.comparable, self.members_of)
+        copy = StepAcrossRanks(self.step, self.comparable, self.members_of, self.role_of)
         copy.shifts, copy.counted, copy.timed, copy.reduced = self.shifts, self.counted, self.timed, self.reduced
         copy.start_ns, copy.end_ns, copy.longest_ns = self.start_ns, self.end_ns, self.longest_ns
         copy.share, copy.ordinary = self.share, self.ordinary

@@ -1,14 +1,18 @@
-"""The newest steps bucket by bucket: when each was ready, launched and done, which rank came last, what was exposed.
+"""The newest steps collective by collective: when each was launched and done, which rank came last, what was exposed.
 
-Times in ns. ready, launch and done count from the start of the rank's first backward, with FSDP2 of its first forward.
-They and exposed are medians over the ranks of a step, then over the steps. ``docs/metrics.md`` defines transfer, wait
-and busbw. FSDP2 has a parameter group in place of a bucket, and a row for each use of it.
+A row is one of DDP's buckets; with FSDP2, a use of a parameter group; or a place in the job's own code that issues
+collectives, mostly several a step. Those of one role are one row: groups that do the same on other ranks.
+
+Times in ns. ready, launch and done count from the start of the rank's first backward, where others than DDP communicate
+of its first forward. They and exposed are medians over the ranks of a step, then over the steps. Of several collectives
+in a step, bytes are the sum; transfer, wait and exposed how long any of them took that. ``docs/metrics.md`` defines
+transfer, wait and busbw.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -18,15 +22,19 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.groups import Role, RoleOf
 from ddpwatch.analysis.launch_skew import BucketSkew, common_keys, the_only
-from ddpwatch.analysis.step import USE_NAMES, BucketKey, first_compute
+from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.analysis.step import BACKWARD_GATHER, USE_NAMES, BucketKey, BucketKeys, first_compute, starts_of
+from ddpwatch.common.intervals import Intervals, total, total_within, union
 from ddpwatch.common.statistics import p50
-from ddpwatch.wire.messages import ALL_REDUCE, CollectiveOp
+from ddpwatch.wire.messages import ALL_REDUCE, CollectiveOp, LayoutKind
 
-Bucket = tuple[int, int, str]  # module, index, use
-NO_KEY: BucketKey = (-1, -1, -1, -1, "")
+Bucket = tuple[int, int, str, Role]  # module, index, use, of which groups
 _USES = ("", *USE_NAMES)
-_Stamps = tuple["int | None", ...]  # ready, launch, done, exposed
+_Sized = tuple[BucketSkew, int]  # with its bytes
+_Stamps = tuple[int, int, "int | None", "int | None", int]  # bytes, start, done, ready, launch of one collective
+_RankRow = tuple["float | None", ...]  # see `_of_rank`
 MOST_NAMED = 4  # ranks that may have been last
 WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large job does not freeze the screen
 
@@ -34,10 +42,12 @@ WORK_PER_CALL = 1024  # steps times ranks computed in one call, so that a large 
 class BucketStep(NamedTuple):
     """One bucket in one step, over its ranks.
 
-    ``wait`` is the longest of any rank; ``busbw`` in bytes/s; ``last_ranks`` may have launched last.
+    ``per_step`` is how often it is communicated, ``wait`` the longest of any rank; ``busbw`` in bytes/s. ``last_ranks``
+    may have launched last: of several collectives, the one that was waited for longest.
     """
 
-    nbytes: int
+    per_step: float
+    nbytes: int | None
     ready: float | None
     launch: float
     done: float | None
@@ -55,12 +65,20 @@ class BucketStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BucketSummary:
-    """One bucket over the newest steps. ``last_share`` says how often one of ``last_ranks`` launched last (0 to 1)."""
+    """One bucket over the newest steps that have it: so many are ``steps``.
 
+    ``name`` is that of a bucket's largest parameter, of a parameter group, or of a place that issues collectives.
+    ``last_share`` says how often one of ``last_ranks`` launched last (0 to 1).
+    """
+
+    kind: LayoutKind
     module: int
     index: int
     use: str
-    nbytes: int
+    role: Role
+    name: str
+    per_step: float | None
+    nbytes: int | None
     ready: float | None
     launch: float | None
     done: float | None
@@ -75,7 +93,7 @@ class BucketSummary:
     @property
     def bucket(self) -> Bucket:
         """Which one it is."""
-        return self.module, self.index, self.use
+        return self.module, self.index, self.use, self.role
 
 
 class BucketTable:
@@ -84,6 +102,7 @@ class BucketTable:
     def __init__(self) -> None:
         self.steps: dict[int, dict[Bucket, BucketStep]] = {}
         self._ranks: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}
 
     def update(self, newest: Sequence[StepAcrossRanks]) -> bool:
         """Takes the newest steps (oldest first); returns whether the table has all of them now."""
@@ -96,26 +115,36 @@ class BucketTable:
             if budget <= 0:
                 return False
             self.steps[across.step], self._ranks[across.step] = bucket_steps(across), len(across)
+            self._epochs[across.step] = epoch_of(across)
             budget -= len(across)
-        self._ranks = {step: count for step, count in self._ranks.items() if step in wanted}
+        self._ranks, self._epochs = (
+            {step: one for step, one in known.items() if step in wanted} for known in (self._ranks, self._epochs)
+        )
         return True
 
-    def rows(self) -> list[BucketSummary]:
-        """Returns the buckets of the newest step, by module, index and use, each over all steps that have it."""
-        if not self.steps:
-            return []
-        return [self._row(bucket) for bucket in sorted(self.steps[max(self.steps)], key=_place)]
+    def rows(self, layouts: Layouts) -> list[BucketSummary]:
+        """Returns the buckets of the newest layouts, each over all steps that have it.
+
+        They come by module, index and use; places that issue collectives by what they cost.
+        """
+        newest = newest_layouts((self._epochs[step], rows) for step, rows in self.steps.items())
+        found = {b for step, rows in self.steps.items() for b in rows if self._epochs[step] == newest[b[0]]}
+        return sorted([self._row(bucket, layouts) for bucket in sorted(found, key=_place)], key=_costliest)
 
     def history(self, bucket: Bucket) -> list[tuple[int, BucketStep]]:
         """Returns one bucket step by step, oldest first."""
         return [(step, rows[bucket]) for step, rows in sorted(self.steps.items()) if bucket in rows]
 
-    def _row(self, bucket: Bucket) -> BucketSummary:
+    def _row(self, bucket: Bucket, layouts: Layouts) -> BucketSummary:
         found = [step for _, step in self.history(bucket)]
         last = (step.last_ranks for step in found if step.last_ranks)
         last_ranks, last_share = most_often_last(Counter(r if len(r) <= MOST_NAMED else () for r in last))
+        module, index, use, _ = bucket
         return BucketSummary(
+            layouts.kind(module, use),
             *bucket,
+            layouts.bucket_layer(index, module=module),
+            per_step=p50(step.per_step for step in found),
             nbytes=found[-1].nbytes,
             ready=p50(step.ready for step in found),
             launch=p50(step.launch for step in found),
@@ -130,10 +159,32 @@ class BucketTable:
         )
 
 
-def _place(bucket: Bucket) -> tuple[int, int, int]:
+def _costliest(row: BucketSummary) -> tuple[int, float]:
+    return row.module, cost_order(row.kind, row.exposed, row.wait)
+
+
+def cost_order(kind: LayoutKind, exposed: float | None, wait: float | None) -> float:
+    """Returns what sorts places that issue collectives, the costliest first, and leaves all else in its order."""
+    return -(exposed if exposed is not None else wait or 0) if kind == "call" else 0
+
+
+def epoch_of(across: StepAcrossRanks) -> int:
+    """Returns the number of the layouts that a step's buckets are of."""
+    return max(step.epoch for step in across.ranks.values())
+
+
+def newest_layouts(steps: Iterable[tuple[int, Iterable[Bucket]]]) -> dict[int, int]:
+    """Returns the number of each module's newest layout, of steps given by their layouts' number and their buckets."""
+    newest: dict[int, int] = {}
+    for epoch, buckets in steps:
+        newest |= {module: max(newest.get(module, 0), epoch) for module, *_ in buckets}
+    return newest
+
+
+def _place(bucket: Bucket) -> tuple[int, int, int, Role]:
     """Returns where a bucket stands in a table: a parameter group is gathered before it is reduced."""
-    module, index, use = bucket
-    return module, index, _USES.index(use)
+    module, index, use, role = bucket
+    return module, index, _USES.index(use), role
 
 
 def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], float | None]:
@@ -146,37 +197,48 @@ def most_often_last(counts: Counter[tuple[int, ...]]) -> tuple[tuple[int, ...], 
 
 
 def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp = ALL_REDUCE) -> float | None:
-    """Returns bus bandwidth in bytes/s after nccl-tests; None without a transfer.
+    """Returns bus bandwidth in bytes/s after nccl-tests; None without bytes or without a transfer.
 
-    That is bytes / transfer times (n-1)/n, and twice that for an all-reduce, which moves everything twice.
+    That is bytes / transfer times (n-1)/n, and twice that for an all-reduce, which moves everything twice. A broadcast
+    and a reduce move all of the bytes once.
     """
-    if not transfer_ns or transfer_ns < 0 or ranks < 2:
+    if not nbytes or not transfer_ns or transfer_ns < 0 or ranks < 2:
         return None
-    return nbytes / transfer_ns * 1e9 * (2 if op == ALL_REDUCE else 1) * (ranks - 1) / ranks
+    whole = 1 if op in ("broadcast", "reduce") else (ranks - 1) / ranks
+    return nbytes / transfer_ns * 1e9 * (2 if op == ALL_REDUCE else 1) * whole
 
 
 def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
-    """Returns the `busbw` of every compared bucket of a step.
+    """Returns the `busbw` of every compared bucket of a step."""
+    return {key: _busbw(across.skew.buckets[key], nbytes, key) for key, nbytes in _sizes(across).items()}
 
-    Sizes are those on the lowest rank of the bucket's group.
-    """
-    compared, found = across.skew.buckets, dict[BucketKey, float | None]()
+
+def _busbw(skew: BucketSkew | None, nbytes: int, key: BucketKey) -> float | None:
+    return None if skew is None else busbw(nbytes, skew.transfer, skew.ranks, _op(key[4]))
+
+
+def _sizes(across: StepAcrossRanks) -> dict[BucketKey, int]:
+    """Returns the bytes of every compared bucket of a step: those on the lowest rank of its group."""
+    compared, found = across.skew.buckets, dict[BucketKey, int]()
     for rank in sorted(across.members):
         if len(found) == len(compared):
             break
-        step = across.ranks[rank]
-        rows = zip(across.facts_of(rank).keys, step.comm_bytes, step.comm_op or repeat(ALL_REDUCE), strict=False)
-        for key, nbytes, op in rows:
-            if key not in found and (skew := compared.get(key)) is not None:
-                found[key] = busbw(nbytes, skew.transfer, skew.ranks, op)
+        for key, nbytes in zip(across.facts_of(rank).keys, across.ranks[rank].comm_bytes, strict=False):
+            if key not in found and key in compared:
+                found[key] = nbytes
     return found
+
+
+def _op(use: str) -> CollectiveOp:
+    return "all_gather" if use == BACKWARD_GATHER else cast("CollectiveOp", use or ALL_REDUCE)
 
 
 class BucketColumns(NamedTuple):
     """The buckets of one step, and per bucket what `BucketStep` has."""
 
     buckets: tuple[Bucket, ...]
-    nbytes: Sequence[int]
+    per_step: Sequence[float]
+    nbytes: Sequence[int | None]
     ready: Sequence[float | None]
     launch: Sequence[float]
     done: Sequence[float | None]
@@ -197,96 +259,103 @@ def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
     """Returns the same, column by column."""
     facts = across.all_facts()
     keys = common_keys(facts.values())
-    if keys is None or keys.repeated:
-        return _uneven_columns(across)
+    buckets = () if keys is None else _buckets_of(keys, tuple(map(across.role_of, keys.groups)))
+    if keys is None or len(set(buckets)) < len(keys):
+        return _summed_columns(across)
     steps = [across.ranks[rank] for rank in facts]
     origins = list(map(first_compute, steps))
     stamps, count = _medians([[*step.comm_ready, *step.comm_launch] for step in steps], origins), len(keys)
     done, exposed = _medians([step.comm_done for step in steps], origins), _medians(list(map(_exposed, facts.values())))
-    medians = stamps[:count], stamps[count:], done, exposed
-    skew, buckets = across.skew, _buckets_of(keys)
-    if len(skew.buckets) < count or len(keys.groups) > 1:
-        return _columns(across, buckets, steps[-1].comm_bytes, medians, keys)
-    first = across.ranks[min(facts)]
-    skews, ops = list(skew.buckets.values()), first.comm_op or repeat(ALL_REDUCE)
-    rows = zip(first.comm_bytes, skews, ops, strict=False)
-    bandwidths = [busbw(nbytes, one.transfer, one.ranks, op) for nbytes, one, op in rows]
-    return _compared(buckets, steps[-1].comm_bytes, medians, skews, bandwidths)
-
-
-def _uneven_columns(across: StepAcrossRanks) -> BucketColumns:
-    """Returns the same for ranks that launched different buckets, or one of them twice."""
-    rows: dict[Bucket, list[_Stamps]] = {}
-    sizes: dict[Bucket, int] = {}
-    for rank, step in across.ranks.items():
-        buckets, origin = list(map(_bucket, across.facts_of(rank).keys)), first_compute(step)
-        stamps = zip(
-            *(_since(origin, column) for column in (step.comm_ready, step.comm_launch, step.comm_done)),
-            across.facts_of(rank).exposed,
-            strict=True,
-        )
-        for bucket, row in zip(buckets, stamps, strict=True):
-            rows.setdefault(bucket, []).append(row)
-        sizes |= zip(buckets, step.comm_bytes, strict=True)
-    worst = _worst(across.skew.buckets)
-    medians = [[p50(column) for column in zip(*of_bucket, strict=True)] for of_bucket in rows.values()]
-    by_figure = list(zip(*medians, strict=True)) or [()] * 4
-    keys = [worst.get(bucket, NO_KEY) for bucket in rows]
-    return _columns(across, tuple(rows), [sizes[bucket] for bucket in rows], by_figure, keys)
-
-
-@lru_cache(maxsize=256)
-def _buckets_of(keys: tuple[BucketKey, ...]) -> tuple[Bucket, ...]:
-    return tuple(map(_bucket, keys))
-
-
-def _columns(
-    across: StepAcrossRanks,
-    buckets: tuple[Bucket, ...],
-    sizes: Sequence[int],
-    medians: Sequence[Sequence[float | None]],
-    keys: Sequence[BucketKey],
-) -> BucketColumns:
-    """Adds what comes of comparing the ranks, of the buckets with these keys."""
-    bandwidths, skews = bus_bandwidths(across), list(map(across.skew.buckets.get, keys))
-    return _compared(buckets, sizes, medians, skews, list(map(bandwidths.get, keys)))
-
-
-def _compared(
-    buckets: tuple[Bucket, ...],
-    sizes: Sequence[int],
-    medians: Sequence[Sequence[float | None]],
-    skews: Sequence[BucketSkew | None],
-    bandwidths: Sequence[float | None],
-) -> BucketColumns:
-    """Returns each bucket's size, medians (ready, launch, done, exposed), and what comparing the ranks gives."""
-    ready, launch, done, exposed = medians
+    skews = list(map(across.skew.buckets.get, keys))
+    sizes = across.ranks[min(facts)].comm_bytes
     return BucketColumns(
         buckets,
-        sizes,
-        ready,
-        [at or 0.0 for at in launch],
+        [1] * count,
+        [nbytes or None for nbytes in steps[-1].comm_bytes],
+        stamps[:count],
+        [at or 0.0 for at in stamps[count:]],
         done,
         [None if skew is None else skew.transfer for skew in skews],
-        [None if skew is None else skew.last - skew.first for skew in skews],
+        [None if skew is None else _waited(skew) for skew in skews],
         exposed,
-        bandwidths,
+        [_busbw(skew, nbytes, key) for skew, nbytes, key in zip(skews, sizes, keys, strict=True)],
         [() if skew is None else skew.last_ranks for skew in skews],
     )
 
 
-def _worst(compared: Mapping[BucketKey, BucketSkew]) -> dict[Bucket, BucketKey]:
-    """Returns of each bucket the group whose ranks waited longest, in the first backward of the step."""
-    found: dict[Bucket, BucketKey] = {}
-    for key, skew in compared.items():
-        before = compared.get(found.get(_bucket(key), key), skew)
-        if key[2] == 0 and skew.last - skew.first >= before.last - before.first:
-            found[_bucket(key)] = key
-    return found
+def _summed_columns(across: StepAcrossRanks) -> BucketColumns:
+    """Returns the same for ranks that launched different buckets, or one of them several times."""
+    rows: dict[Bucket, list[_RankRow]] = {}
+    for rank, step in across.ranks.items():
+        facts, own = across.facts_of(rank), dict[Bucket, list[_Stamps]]()
+        stamps = zip(step.comm_bytes, starts_of(step), step.comm_done, step.comm_ready, step.comm_launch, strict=True)
+        for key, row in zip(facts.keys, stamps, strict=True):
+            own.setdefault(_bucket(key, across.role_of), []).append(row)
+        for bucket, found in own.items():
+            rows.setdefault(bucket, []).append(_of_rank(found, facts.figures.exposed, first_compute(step)))
+    skews = _skews(across)
+    summed = [_over_ranks(ranks, skews.get(bucket, ()), _op(bucket[2])) for bucket, ranks in rows.items()]
+    return BucketColumns(tuple(rows), *(zip(*summed, strict=True) if summed else repeat((), len(BucketStep._fields))))
 
 
-def _bucket(key: BucketKey) -> Bucket:
-    return key[0], key[1], key[4]
+def _of_rank(collectives: Sequence[_Stamps], exposed: Intervals, origin: int) -> _RankRow:
+    """Returns one rank's collectives of a bucket: count, bytes, exposed, and medians of ready, launch and done."""
+    sizes, starts, done, *stamps = zip(*collectives, strict=True)
+    flown = None if None in done else union(zip(starts, cast("tuple[int, ...]", done), strict=True))
+    return (
+        len(collectives),
+        sum(sizes),
+        None if flown is None else sum(total_within(exposed, start, end) for start, end in flown),
+        *(p50(_since(origin, column)) for column in (*stamps, done)),
+    )
+
+
+def _over_ranks(ranks: Sequence[_RankRow], skews: Sequence[_Sized], op: CollectiveOp) -> BucketStep:
+    """Returns a bucket of the ranks that launched it, and of its collectives that could be compared."""
+    per_step, nbytes, exposed, ready, launch, done = map(p50, zip(*ranks, strict=True))
+    step = BucketStep(
+        per_step or 0, int(nbytes or 0) or None, ready, launch or 0.0, done, None, None, exposed, None, ()
+    )
+    if not skews:
+        return step
+    longest = max((skew for skew, _ in skews), key=_waited)
+    transfers = [None if skew.transfer is None else (skew.last, skew.last + skew.transfer) for skew, _ in skews]
+    transfer = None if None in transfers else total(union(filter(None, transfers)))
+    return step._replace(
+        transfer=transfer,
+        wait=total(union((skew.first, skew.last) for skew, _ in skews)),
+        busbw=busbw(sum(nbytes for _, nbytes in skews), transfer, longest.ranks, op),
+        last_ranks=longest.last_ranks if longest.last > longest.first else (),
+    )
+
+
+def _skews(across: StepAcrossRanks) -> dict[Bucket, list[_Sized]]:
+    """Returns each bucket's compared collectives, with their bytes, in the group whose ranks waited longest."""
+    found: dict[Bucket, dict[int, list[_Sized]]] = {}
+    sizes = _sizes(across)
+    for key, skew in across.skew.buckets.items():
+        of_bucket = found.setdefault(_bucket(key, across.role_of), {})
+        of_bucket.setdefault(key[3], []).append((skew, sizes[key]))
+    return {bucket: max(groups.values(), key=_all_waited) for bucket, groups in found.items()}
+
+
+def _all_waited(skews: Sequence[_Sized]) -> int:
+    return sum(_waited(skew) for skew, _ in skews)
+
+
+def _waited(skew: BucketSkew) -> int:
+    return skew.last - skew.first
+
+
+@lru_cache(maxsize=256)
+def _buckets_of(keys: BucketKeys, roles: tuple[Role, ...]) -> tuple[Bucket, ...]:
+    """Returns the buckets with these keys, whose groups have these roles."""
+    of_group = dict(zip(keys.groups, roles, strict=True))
+    return tuple(_bucket(key, of_group.__getitem__) for key in keys)
+
+
+def _bucket(key: BucketKey, role_of: RoleOf) -> Bucket:
+    return key[0], key[1], key[4], role_of(key[3])
 
 
 def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:

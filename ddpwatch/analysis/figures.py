@@ -14,6 +14,7 @@ from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, 
 from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.units import to_ms
+from ddpwatch.wire.messages import LayoutKind
 
 
 class RunFigures(Figures, frozen=True):
@@ -22,6 +23,7 @@ class RunFigures(Figures, frozen=True):
     id: str | None
     previous: str | None
     world_size: int | None
+    parallelism: str | None
     backend: str | None
     hosts: Sequence[str]
     model: str | None
@@ -102,6 +104,7 @@ class GroupFigures(Figures, frozen=True):
     id: int
     ranks: Sequence[int]
     kind: str
+    role: str
     backend: str
     other_collectives_per_step: float | None
 
@@ -127,18 +130,28 @@ class RankFigures(Figures, frozen=True):
     end: End | None
 
 
-class BucketFigures(Figures, frozen=True):
-    """A bucket, or what FSDP2 communicates of a parameter group in one way."""
+class CollectiveFigures(Figures, frozen=True):
+    """A bucket, what FSDP2 communicates of a parameter group in one way, or a place that issues collectives.
 
+    Figures are of all in a step that has any; ``steps`` is how many steps have, of those timed in full.
+    """
+
+    kind: LayoutKind
     module: int
     index: int
     use: str
-    nbytes: int
+    name: str
+    role: str
+    group_size: int | None
+    steps: int
+    per_step: float | None
+    nbytes: int | None
     params: Sequence[str]
     ready_ms_p50: float | None
     launch_ms_p50: float | None
     done_ms_p50: float | None
     transfer_ms_p50: float | None
+    wait_ms_p50: float | None
     exposed_ms_p50: float | None
     busbw_gbps_p50: float | None
     last_rank: int | None
@@ -203,7 +216,7 @@ class Report(Figures, frozen=True):
     overlap: OverlapFigures
     groups: Sequence[GroupFigures]
     ranks: Sequence[RankFigures]
-    buckets: Sequence[BucketFigures]
+    collectives: Sequence[CollectiveFigures]
     off: Sequence[OffFigures]
     lost: LostFigures
     incidents: Sequence[IncidentFigures]

@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
 
 from ddpwatch.sampling.levels import is_counted
 from ddpwatch.wire.messages import DEFAULT_GROUP, Group, Hello, Message, Step
 
 Members = Callable[[int], "tuple[int, ...] | None"]  # of a group, in ascending order; None if they are not known
 KEEP_GROUPS = 65_536  # a job of 1,024 ranks has some thousands
+# What groups are called in short, by `Group.kind`: those of DDP and FSDP2, and the group of all ranks
+_SHORT = {"data parallel": "dp", "sharding": "shard", "replication": "replicate", "all ranks": "world"}
+_PLAIN = ("world", "own")  # they say nothing of what is parallel
+_OUTERMOST = ("pp", "replicate", "dp", "shard", "cp", "ep", "tp")  # as meshes mostly have them
+
+
+class Role(NamedTuple):
+    """What a process group is for, and how many ranks it has: groups that do the same on other ranks share it.
+
+    Attributes:
+        name: "dp", "shard", "replicate", "world", the name of a mesh's dimension ("tp", "pp", "ep", …), or what the job
+            calls it; "own" where it does not; empty if nothing is known.
+        size: 0 if that is not known.
+    """
+
+    name: str = ""
+    size: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.size}" if self.name and self.size else self.name
+
+
+RoleOf = Callable[[int], Role]
+NO_ROLE = Role()
+
+
+def no_role(group: int) -> Role:
+    """Returns the role of a group, where no rank has said any."""
+    return NO_ROLE
 
 
 class Groups:
@@ -23,6 +54,7 @@ class Groups:
         self._members: dict[int, tuple[int, ...]] = {}  # as `members` returned them last
         self._known: dict[int, Group] = {}
         self._of_rank: dict[int, tuple[int, ...]] = {}
+        self._roles: dict[int, Role] = {}
 
     def apply_message(self, message: Message) -> None:
         """Takes a hello or a group; ignores all else."""
@@ -30,10 +62,12 @@ class Groups:
             if message.world_size > self.world_size:
                 self.world_size = message.world_size
                 self._members.pop(DEFAULT_GROUP, None)
+                self._roles.pop(DEFAULT_GROUP, None)
         elif isinstance(message, Group):
             if message.id in self._known or len(self._known) < KEEP_GROUPS:
                 self._known[message.id] = message
                 self._members.pop(message.id, None)
+                self._roles.pop(message.id, None)
             own = self._of_rank.get(message.rank, ())
             if message.id not in own and len(own) < KEEP_GROUPS:
                 self._of_rank[message.rank] = tuple(sorted({*own, message.id}))
@@ -53,9 +87,35 @@ class Groups:
         """Returns the ids of the groups that a rank has reported, in ascending order; the default group without any."""
         return self._of_rank.get(rank, (DEFAULT_GROUP,))
 
+    def role(self, group: int) -> Role:
+        """Returns what a group is for."""
+        found = self._roles.get(group)
+        if found is None:
+            known = self._known.get(group)
+            kind = "" if known is None else known.kind
+            found = self._roles[group] = Role(_SHORT.get(kind, kind), len(self.members(group) or ()))
+        return found
+
+    def parallelism(self) -> str:
+        """Says how the job is parallel: "dp 2 × tp 2", as far as its groups say so; empty where they say nothing."""
+        roles = {role for group in self._known.values() if (role := self.role(group.id)).size > 1}
+        named = sorted((role for role in roles if role.name not in _PLAIN), key=outermost)
+        if not named:
+            several = [group for group in self._known.values() if len(group.ranks) > 1]
+            return f"{len(several)} groups" if len(several) > 1 else ""
+        if len(named) == 1 and named[0].size == self.world_size and named[0].name in _SHORT.values():
+            return ""  # plain DDP or FSDP2
+        return (" × " if prod(role.size for role in named) == self.world_size else ", ").join(map(str, named))
+
     def known(self) -> list[Group]:
         """Returns the groups that were reported, by id."""
         return [group for _, group in sorted(self._known.items())]
+
+
+def outermost(role: Role) -> tuple[int, Role]:
+    """Returns what sorts roles as a mesh has its dimensions: those between hosts first."""
+    place = _OUTERMOST.index(role.name) if role.name in _OUTERMOST else len(_OUTERMOST)
+    return place, role
 
 
 class OtherCollectives:

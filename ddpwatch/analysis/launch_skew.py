@@ -260,9 +260,10 @@ def _common_keys(facts: Mapping[int, RankFacts], group: int) -> tuple[BucketKey,
     lowest = facts[min(facts)]
     keys, seqs = lowest.keys, lowest.seqs
     if False not in [fact.keys is keys and fact.seqs == seqs for fact in facts.values()]:
-        return keys if keys.groups == (group,) else _of_group(keys, group)
+        return keys.compared if keys.groups == (group,) else _of_group(keys.compared, group)
     shared = set(_numbered_keys(lowest)).intersection(*map(_numbered_keys, facts.values()))
-    return _of_group(tuple(key for key, seq in _numbered_keys(lowest) if (key, seq) in shared), group)
+    same = {key for key, seq in _numbered_keys(lowest) if (key, seq) in shared}
+    return _of_group(tuple(key for key in keys.compared if key in same), group)
 
 
 def _of_group(keys: tuple[BucketKey, ...], group: int) -> tuple[BucketKey, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from ddpwatch.analysis.groups import Groups
-from ddpwatch.wire.messages import Layout
+from ddpwatch.wire.messages import Layout, LayoutKind
 
 KEEP_LAYOUTS = 64  # of all modules
 KEEP_LAYOUT_BYTES = 32 * 1024 * 1024  # of all, though the newest is always kept
@@ -35,9 +37,15 @@ class Layouts(Mapping[LayoutKey, Layout]):
         return len(self._known)
 
     def apply_layout(self, layout: Layout) -> None:
-        """Takes a layout. Ranks mostly have the same, and then the first one's stays."""
+        """Takes a layout. Ranks mostly have the same, and then the first one's stays.
+
+        Places that issue collectives are those of all ranks: not every rank comes by all of them.
+        """
         key = (layout.module, layout.group, layout.epoch)
         known = self._known.get(key)
+        if known is not None and layout.kind == known.kind == "call":
+            places = {bucket.index: bucket for bucket in (*known.buckets, *layout.buckets)}
+            layout = replace(layout, buckets=[*places.values()])
         if known is not None and _grouping(known) == _grouping(layout):
             return
         self._bytes += _size(layout) - (0 if known is None else _size(self._known.pop(key)))
@@ -60,9 +68,9 @@ class Layouts(Mapping[LayoutKey, Layout]):
     def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
         """Returns the largest parameter of a bucket, from the newest layout that has it; "" if none is known.
 
-        Of a parameter group, its module.
+        Of a parameter group, its module; in a loop without a wrapper, the place that issues the collective.
         """
-        layout = next((layout for layout in self._newest(rank, module) if layout.kind == "group"), None)
+        layout = next((layout for layout in self._newest(rank, module) if layout.kind != "bucket"), None)
         named = (bucket.name for bucket in layout.buckets if bucket.index == index) if layout is not None else ()
         return next(iter(named), "") or self._largest(index, rank, module)
 
@@ -76,8 +84,14 @@ class Layouts(Mapping[LayoutKey, Layout]):
         return ""
 
     def unit(self, rank: int | None = None) -> str:
-        """Returns what is communicated: a bucket, or with FSDP2 a parameter group."""
-        return "parameter group" if any(layout.kind == "group" for layout in self._newest(rank)) else "bucket"
+        """Returns what is communicated: a bucket, with FSDP2 a parameter group, without a wrapper a collective."""
+        kinds = {layout.kind for layout in self._newest(rank)}
+        return "parameter group" if "group" in kinds else "collective" if "call" in kinds else "bucket"
+
+    def kind(self, module: int, use: str = "") -> LayoutKind:
+        """Returns what a module's collectives carry; where its layout is not known, what their use suggests."""
+        known = next((layout.kind for layout in self._newest(None, module)), None)
+        return known or ("group" if use else "bucket")
 
     def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
         """Returns the parameters of a bucket, from the newest layout that has it; empty if none is known.

@@ -16,13 +16,22 @@ from statistics import median
 from typing import cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.buckets import MOST_NAMED, Bucket, BucketColumns, bucket_columns, most_often_last
+from ddpwatch.analysis.buckets import (
+    MOST_NAMED,
+    Bucket,
+    BucketColumns,
+    bucket_columns,
+    cost_order,
+    epoch_of,
+    most_often_last,
+    newest_layouts,
+)
 from ddpwatch.analysis.diagnosis.incident import end_of
 from ddpwatch.analysis.diagnosis.words.turned_off import Off, TurnedOff
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.figures import (
-    BucketFigures,
+    CollectiveFigures,
     CostFigures,
     GroupFigures,
     OffFigures,
@@ -51,7 +60,7 @@ from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step
 MOST_SAMPLED = 16_384  # steps of which percentiles are
 MOST_SAMPLED_OF_RANKS = 524_288  # steps times ranks
 LEAST_SAMPLED = 64
-_FIGURES = ("ready", "launch", "done", "transfer", "exposed", "busbw")  # of a bucket
+_FIGURES = ("per_step", "ready", "launch", "done", "transfer", "wait", "exposed", "busbw")  # of a bucket
 # A step counts as the first of these that any rank reports.
 _NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "unresolved", "unwatched", "shadow")
 
@@ -117,11 +126,14 @@ class RankSamples:
 class BucketSamples:
     """The samples of one bucket of one layout."""
 
-    nbytes: int = 0
+    nbytes: int | None = None
+    steps: int = 0
+    per_step: Samples = field(default_factory=Samples)
     ready: Samples = field(default_factory=Samples)
     launch: Samples = field(default_factory=Samples)
     done: Samples = field(default_factory=Samples)
     transfer: Samples = field(default_factory=Samples)
+    wait: Samples = field(default_factory=Samples)
     exposed: Samples = field(default_factory=Samples)
     busbw: Samples = field(default_factory=Samples)
     last: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -130,6 +142,7 @@ class BucketSamples:
         """Adds the bucket at that position in the steps of its layout."""
         count = len(steps.nbytes)
         self.nbytes = steps.nbytes[position]
+        self.steps += steps.steps
         self.last.update(steps.last[position])
         for number, figure in enumerate(_FIGURES):
             own = steps.values[number * count + position :: len(_FIGURES) * count]
@@ -147,7 +160,8 @@ class BucketsTogether:
         last: Per bucket, which ranks launched it last.
     """
 
-    nbytes: Sequence[int] = ()
+    nbytes: Sequence[int | None] = ()
+    steps: int = 0
     values: array[float] = field(default_factory=lambda: array("d"))
     unknown: bool = False
     last: list[Counter[tuple[int, ...]]] = field(default_factory=list)
@@ -156,8 +170,9 @@ class BucketsTogether:
     def add_buckets(self, found: BucketColumns) -> None:
         """Adds the buckets of one step."""
         self.nbytes = found.nbytes
+        self.steps += 1
         if (place := self.sample.place()) is not None:
-            values = [*found.ready, *found.launch, *found.done, *found.transfer, *found.exposed, *found.busbw]
+            values = [value for figure in _FIGURES for value in getattr(found, figure)]
             if None in values:
                 self.unknown = True
                 values = [math.nan if value is None else value for value in values]
@@ -247,14 +262,23 @@ class ReportBuilder:
             cost=self._cost_row(),
             overlap=overlap_figures(found),
             groups=[
-                GroupFigures(group.id, group.ranks, group.kind, group.backend, self._others.per_step(group.id))
+                GroupFigures(
+                    group.id,
+                    group.ranks,
+                    group.kind,
+                    self._run.groups.role(group.id).name,
+                    group.backend,
+                    self._others.per_step(group.id),
+                )
                 for group in self._run.groups.known()
             ],
             ranks=[
                 self._rank_row(rank, samples, _rank_means(samples, known.get(rank, Known()), every, found))
                 for rank, samples in sorted(self.ranks.items())
             ],
-            buckets=[self._bucket_row(key, samples) for key, samples in self._current_buckets()],
+            collectives=sorted(
+                [self._bucket_row(key, found) for key, found in self._current_buckets()], key=_costliest
+            ),
             off=[_off_row(off) for off in self._off.found()],
             lost=self._run.lost(),
             incidents=self._run.incidents(),
@@ -297,7 +321,7 @@ class ReportBuilder:
         self._means.add_step(across.step, {rank: fact.figures for rank, fact in facts.items()})
         self._count_ranks(facts, across.skew)
         columns = bucket_columns(across)
-        self._buckets[max([step.epoch for step in steps]), columns.buckets].add_buckets(columns)
+        self._buckets[epoch_of(across), columns.buckets].add_buckets(columns)
 
     def _count_ranks(self, facts: Mapping[int, RankFacts], skew: LaunchSkew) -> None:
         if self._counted is None or self._timed is None:
@@ -358,6 +382,7 @@ class ReportBuilder:
             id=first.run_id if first else None,
             previous=run_before({hello.rank: hello.previous for hello in hellos}) or None,
             world_size=first.world_size if first else None,
+            parallelism=self._run.groups.parallelism() or None,
             backend=first.backend if first else None,
             hosts=sorted({hello.host for hello in hellos}),
             model=first.module if first else None,
@@ -394,9 +419,7 @@ class ReportBuilder:
 
     def _current_buckets(self) -> list[tuple[Bucket, BucketSamples]]:
         """Returns the buckets of the newest layout of each module."""
-        newest: dict[int, int] = {}
-        for epoch, buckets in self._buckets:
-            newest |= {module: max(newest.get(module, 0), epoch) for module, *_ in buckets}
+        newest = newest_layouts(self._buckets)
         found: defaultdict[Bucket, BucketSamples] = defaultdict(BucketSamples)
         for (epoch, buckets), steps in self._buckets.items():
             for position, bucket in enumerate(buckets):
@@ -404,26 +427,37 @@ class ReportBuilder:
                     found[bucket].extend(steps, position)
         return sorted(found.items())
 
-    def _bucket_row(self, key: Bucket, samples: BucketSamples) -> BucketFigures:
-        module, index, use = key
+    def _bucket_row(self, key: Bucket, samples: BucketSamples) -> CollectiveFigures:
+        module, index, use, role = key
         last_ranks, last_share = most_often_last(samples.last)
         busbw = samples.busbw.p50()
-        return BucketFigures(
+        return CollectiveFigures(
+            kind=self._run.layouts.kind(module, use),
             module=module,
             index=index,
             use=use,
+            name=self._run.layouts.bucket_layer(index, module=module),
+            role=role.name,
+            group_size=role.size or None,
+            steps=samples.steps,
+            per_step=samples.per_step.p50(),
             nbytes=samples.nbytes,
             params=self._run.layouts.bucket_params(index, module=module),
             ready_ms_p50=samples.ready.p50(NS_PER_MS),
             launch_ms_p50=samples.launch.p50(NS_PER_MS),
             done_ms_p50=samples.done.p50(NS_PER_MS),
             transfer_ms_p50=samples.transfer.p50(NS_PER_MS),
+            wait_ms_p50=samples.wait.p50(NS_PER_MS),
             exposed_ms_p50=samples.exposed.p50(NS_PER_MS),
             busbw_gbps_p50=None if busbw is None else busbw / 1e9,
             last_rank=the_only(last_ranks),
             last_ranks=list(last_ranks),
             last_share=last_share,
         )
+
+
+def _costliest(row: CollectiveFigures) -> tuple[int, float]:
+    return row.module, cost_order(row.kind, row.exposed_ms_p50, row.wait_ms_p50)
 
 
 def _rank_means(samples: RankSamples, known: Known, every: Means, run: Estimate) -> Means:

@@ -155,7 +155,7 @@ class Run:
         if across is None and self._kept is not None:
             across = self._kept.by_number.get(number)
         if across is None:
-            across = StepAcrossRanks(number, not self.clocks.several, self.groups.members)
+            across = StepAcrossRanks(number, not self.clocks.several, self.groups.members, self.groups.role)
             if self._kept is not None and not self._kept.add_step(across, len(self.newest)):
                 return None
             self._open[number] = across

@@ -15,11 +15,12 @@ from typing import NamedTuple, cast
 
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.sampling.levels import FULL, is_timed, is_watched
-from ddpwatch.wire.messages import DEFAULT_GROUP, Step
+from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, OWN_COLLECTIVES, TO_ONE, Step
 
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
 
-# module, bucket index, turn (which backward of the step it belongs to, from 0), group, use
+# module, bucket index, turn (which backward of the step it belongs to, from 0), group, use. For a collective of the
+# job's own, the index is the place that issues it, and the turn counts those of its group.
 BucketKey = tuple[int, int, int, int, str]
 # What a collective is for: "" for a bucket's all-reduce, with FSDP2 an operation on a parameter group
 BACKWARD_GATHER = "all_gather_backward"
@@ -28,6 +29,14 @@ USE_NAMES = {
     BACKWARD_GATHER: "all-gather in backward",
     "reduce_scatter": "reduce-scatter",
     "all_reduce": "all-reduce",
+    "all_to_all": "all-to-all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "receive",
+    "barrier": "barrier",
 }
 
 
@@ -194,6 +203,11 @@ class BucketKeys(tuple[BucketKey, ...]):
         """Whether a bucket is in more than one backward."""
         return any(key[2] for key in self)
 
+    @cached_property
+    def compared(self) -> tuple[BucketKey, ...]:
+        """Those that are the same on all ranks of their group: no send and no receive."""
+        return self if not TO_ONE.intersection(key[4] for key in self) else tuple(k for k in self if k[4] not in TO_ONE)
+
 
 _Columns = tuple[list[int], list[int], list[int]]
 _newest: tuple[_Columns, BucketKeys] = (([], [], []), BucketKeys())
@@ -218,11 +232,12 @@ def bucket_keys(step: Step) -> BucketKeys:
 def _keys(
     modules: tuple[int, ...], indices: tuple[int, ...], groups: tuple[int, ...], uses: tuple[str, ...]
 ) -> BucketKeys:
-    seen: dict[tuple[int, int, str], int] = {}
+    seen: dict[tuple[int, int, str, int], int] = {}
     keys = []
     rows = zip(modules, indices, groups or [DEFAULT_GROUP] * len(indices), uses or [""] * len(indices), strict=True)
     for module, index, group, use in rows:
-        turn = seen[module, index, use] = seen.get((module, index, use), -1) + 1
+        use = use or (ALL_REDUCE if module == OWN_COLLECTIVES else "")
+        turn = seen[module, index, use, group] = seen.get((module, index, use, group), -1) + 1
         keys.append((module, index, turn, group, use))
     return BucketKeys(keys)
 
@@ -244,8 +259,11 @@ def _uses(step: Step) -> tuple[str, ...]:
 
 
 def first_compute(step: Step) -> int:
-    """Returns from when on stamps count: the step's first backward, with FSDP2 its first forward (0 without)."""
-    phase = "forward" if step.comm_wait_begin else "backward"
+    """Returns from when on stamps count: with DDP's buckets the step's first backward, else its first forward.
+
+    0 without one.
+    """
+    phase = "forward" if step.comm_op else "backward"
     for span in step.spans:
         if span.phase == phase:
             return span.start
@@ -300,8 +318,14 @@ def named_stretches(step: Step) -> list[tuple[str, int, int]]:
 
 
 def comm_of(step: Step) -> Intervals | None:
-    """Returns C: when a bucket was in flight, or the rank waited for buffers. None if a completion is unknown."""
+    """Returns C: when a bucket was in flight, or the rank waited for buffers.
+
+    None if a completion is unknown, or when the job waited for a collective that its own code issued.
+    """
     if (step.status != FULL and not is_timed(step.status)) or None in step.comm_done:
+        return None
+    began = step.comm_wait_begin or [None] * len(step.comm_module)
+    if OWN_COLLECTIVES in step.comm_module and (OWN_COLLECTIVES, None) in zip(step.comm_module, began, strict=True):
         return None
     buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)
     waits = buffer_waits(step)

@@ -53,7 +53,7 @@ _FLAGS = frozenset(
     ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers", "bucket_cap_mb",
      "strategy", "parameter_groups", "reshard_after_forward")
 )  # fmt: skip
-_GROUPS = "data parallel|sharding|replication"
+_GROUPS = "data parallel|sharding|replication|all ranks|own|dp|tp|pp|ep|cp|shard|replicate"
 _REFUSALS = frozenset(
     ("oversize", "invalid", "unknown type", "not msgpack", "multipart", "not a rank's to send", "foreign rank",
      "not a node's to send", "foreign node", "foreign clock", "not an agent's to send", "unknown key", "bad handshake",

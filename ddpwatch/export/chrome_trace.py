@@ -26,7 +26,7 @@ from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, StepFigures, bucket_keys, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.export.trace_size import TraceSize
-from ddpwatch.wire.messages import Bye, Device, DeviceKey, Hello, Mark, Message, Step
+from ddpwatch.wire.messages import ALL_REDUCE, OWN_COLLECTIVES, Bye, Device, DeviceKey, Hello, Mark, Message, Step
 from ddpwatch.wire.transport import Frame
 
 Event = dict[str, Any]
@@ -39,6 +39,7 @@ _INCIDENT_FACTS = (
 DEVICE_PIDS = 1 << 20  # above every rank
 INCIDENTS_PID = DEVICE_PIDS - 1
 _MOST_LANES = 1 << 20  # of a kind, only to sort them
+_MOST_OF_ROLE = 1 << 12  # of collectives that the job's own code issues in groups of one role
 _PHASES = {"sync": "wait for buckets", "data": "wait for data", "buffers": "wait for DDP's buffers"}
 _GAUGES = (
     ("utilization", "utilisation %"), ("memory_used", "memory used B"), ("power_w", "power W"),
@@ -218,7 +219,8 @@ class _Tracer:
         self._run = Run(ranks, diagnosed=False)
         self._hosts: dict[tuple[str, str], int] = {}  # a rank on it, by name and boot, and by name alone
         self._device_pids: dict[DeviceKey, int] = {}
-        self._lanes: dict[tuple[int, int], _Lanes] = {}
+        self._lanes: dict[tuple[int, int, int], _Lanes] = {}
+        self._roles: dict[str, int] = {"": 0}  # tracks of their own
         self._named: set[tuple[int, int]] = set()
         self._flows = 0
         struck = (step for row in line.incidents for step in (row.since_step, row.until_step))
@@ -352,8 +354,11 @@ class _Tracer:
     ) -> Iterator[Event]:
         keys, starts = bucket_keys(step), starts_of(step)
         for i in sorted(range(len(keys)), key=step.comm_launch.__getitem__):
-            (module, index, _, _, use), flight, ready = keys[i], found[i], step.comm_ready[i]
-            name = f"group {index} {USE_NAMES[use]}" if use else f"bucket {index}"
+            (module, index, _, group, use), flight, ready = keys[i], found[i], step.comm_ready[i]
+            name, role = f"group {index} {USE_NAMES[use]}" if use else f"bucket {index}", ""
+            if module == OWN_COLLECTIVES:
+                place = self._run.layouts.bucket_layer(index, module=module)
+                name, role = f"{USE_NAMES[use or ALL_REDUCE]} {place}".rstrip(), str(self._run.groups.role(group))
             begin, end = (starts[i], starts[i]) if flight is None else (flight.start, flight.done)
             facts = {
                 "step": step.step, "module": module, "bucket": index, "bytes": step.comm_bytes[i],
@@ -361,7 +366,7 @@ class _Tracer:
                 **_split(flight),
             }  # fmt: skip
             event = yield from self._span(
-                step.rank, COMM_LANE, name, "communication", start + begin, start + end, facts
+                step.rank, COMM_LANE, name, "communication", start + begin, start + end, facts, role
             )
             yield from self._parts(event, start, flight)
             flows.setdefault(keys[i], []).append(event)
@@ -394,11 +399,13 @@ class _Tracer:
             yield {**event, "bp": "e"} if phase == "f" else event
 
     def _span(
-        self, rank: int, kind: int, name: str, category: str, start: int, end: int, facts: dict[str, Any]
-    ) -> Generator[Event, None, Event]:
+        self, rank: int, kind: int, name: str, category: str, start: int, end: int, facts: dict[str, Any],
+        role: str = "",
+    ) -> Generator[Event, None, Event]:  # fmt: skip
         end = max(start, end)
-        lanes = self._lanes.setdefault((rank, kind), _Lanes())
-        tid = yield from self._lane(rank, kind, lanes.take_lane(start, end))
+        track = self._roles.setdefault(role, len(self._roles))
+        lanes = self._lanes.setdefault((rank, kind, track), _Lanes())
+        tid = yield from self._lane(rank, kind, lanes.take_lane(start, end), role)
         event = {
             "ph": "X", "name": name, "cat": category, "pid": rank, "tid": tid, "ts": self._us(start),
             "dur": _us(end - start), "args": facts,
@@ -414,15 +421,17 @@ class _Tracer:
         order = -1 if pid == INCIDENTS_PID else pid  # above the ranks
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}}
 
-    def _lane(self, rank: int, kind: int, number: int = 0) -> Generator[Event, None, int]:
+    def _lane(self, rank: int, kind: int, number: int = 0, role: str = "") -> Generator[Event, None, int]:
         """Yields the thread id of a lane. Names the lane before its first event, and sorts lanes of a kind together."""
-        tid = 1 + kind + number * len(_LANES)
+        place = self._roles[role] * _MOST_OF_ROLE + number
+        tid = 1 + kind + place * len(_LANES)
         if (rank, tid) not in self._named:
             if (rank, 0) not in self._named:  # there was no hello
                 yield from self._process(rank, f"rank {rank}")
             self._named.add((rank, tid))
-            name = _LANES[kind] if number == 0 else f"{_LANES[kind]} {number + 1}"
-            order = kind * _MOST_LANES + number
+            name = f"{_LANES[kind]} in {role}," if role else _LANES[kind]
+            name = f"{name} {number + 1}" if number else name.rstrip(",")
+            order = kind * _MOST_LANES + place
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": rank, "tid": tid, "args": {"sort_index": order}}
         return tid

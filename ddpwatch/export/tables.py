@@ -47,17 +47,18 @@ class StepRow:
     late_ms: float | None
     wait_ms: float | None
     comm_bytes: int | None
-    buckets: int | None
+    collectives: int | None
     own_ms: float
     dropped: int
 
 
 @dataclass(frozen=True, slots=True)
-class BucketRow:
-    """One bucket of one step of one rank. ``ready``, ``launch`` and ``done`` count from the step's start.
+class CollectiveRow:
+    """One collective of one step of one rank. ``ready``, ``launch`` and ``done`` count from the step's start.
 
     ``turn`` is the number of the step's backward that it belongs to, from 0. With FSDP2, ``bucket`` is a parameter
-    group, and ``use`` what is done with it.
+    group, and ``use`` what is done with it. Of the job's own, ``bucket`` is a place that issues them, ``turn`` counts
+    those of the place, and ``use`` is the operation. ``group`` is the group's id, ``role`` what it is for.
     """
 
     step: int
@@ -66,6 +67,8 @@ class BucketRow:
     bucket: int
     turn: int
     use: str
+    group: int
+    role: str
     nbytes: int
     ready_ms: float | None
     launch_ms: float
@@ -180,9 +183,9 @@ class IncidentRow:
     evidence: str
 
 
-TableRow = StepRow | BucketRow | RankRow | DeviceRow | MarkRow | IncidentRow
+TableRow = StepRow | CollectiveRow | RankRow | DeviceRow | MarkRow | IncidentRow
 TABLES: dict[str, type[TableRow]] = {
-    "steps": StepRow, "buckets": BucketRow, "ranks": RankRow, "devices": DeviceRow, "marks": MarkRow,
+    "steps": StepRow, "collectives": CollectiveRow, "ranks": RankRow, "devices": DeviceRow, "marks": MarkRow,
     "incidents": IncidentRow,
 }  # fmt: skip
 
@@ -212,27 +215,29 @@ def step_rows(across: StepAcrossRanks) -> Iterator[StepRow]:
             late_ms=to_ms(across.late_ns(rank)),
             wait_ms=to_ms(across.wait_ns(rank)),
             comm_bytes=sum(step.comm_bytes) if known else None,
-            buckets=len(step.comm_label) if known else None,
+            collectives=len(step.comm_label) if known else None,
             own_ms=(step.own_ns + step.sender_ns) / NS_PER_MS,
             dropped=step.dropped,
             **phases,
         )
 
 
-def bucket_rows(across: StepAcrossRanks) -> Iterator[BucketRow]:
-    """Yields the rows of one step's buckets, by rank and in launch order."""
+def collective_rows(across: StepAcrossRanks) -> Iterator[CollectiveRow]:
+    """Yields the rows of one step's collectives, by rank and in launch order."""
     bandwidths = bus_bandwidths(across)
     for rank, step in sorted(across.ranks.items()):
         facts = across.facts_of(rank)
         for position, (key, launch) in enumerate(zip(facts.keys, facts.launch, strict=True)):
             skew = across.skew.buckets.get(key)
-            yield BucketRow(
+            yield CollectiveRow(
                 step=step.step,
                 rank=rank,
                 module=key[0],
                 bucket=key[1],
                 turn=key[2],
                 use=key[4],
+                group=key[3],
+                role=across.role_of(key[3]).name,
                 nbytes=step.comm_bytes[position],
                 ready_ms=to_ms(step.comm_ready[position]),
                 launch_ms=step.comm_launch[position] / NS_PER_MS,
@@ -298,8 +303,8 @@ def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[Table
     """Yields the rows of a table (a key of `TABLES`)."""
     if table == "steps":
         return (row for across in steps_of(frames, ranks) for row in step_rows(across))
-    if table == "buckets":
-        return (row for across in steps_of(frames, ranks) for row in bucket_rows(across))
+    if table == "collectives":
+        return (row for across in steps_of(frames, ranks) for row in collective_rows(across))
     if table == "ranks":
         return iter(rank_rows(frames))
     if table == "incidents":

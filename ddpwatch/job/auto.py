@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Any
 
 from ddpwatch.probe.calls import SeenCalls
-from ddpwatch.run.startup import UNWATCHED_MODELS
 
 _log = logging.getLogger("ddpwatch")
 _first_forwards: weakref.WeakSet[Any] = weakref.WeakSet()  # FSDP2's states that have had theirs
+_told = False  # whether something was to be watched: a module in DDP or FSDP2, or the loop
 tell: Callable[[str, str], None] = lambda word, text: None  # noqa: E731 - sitecustomize's, for the start-up file
 
 
@@ -78,22 +78,38 @@ def install_groups(c10d: Any) -> None:
     SeenCalls([(c10d, "_update_default_pg")], end=end, names=["pg"], on_error=_blind)
 
 
-def install_unwatched(wrappers: ModuleType) -> None:
-    """Says it when a model is built that is not watched. ``__new__`` has returned before the constructor starts.
+def install_loops(optimizers: ModuleType) -> None:
+    """Makes a loop watch itself at its first optimizer step, if nothing else is watched by then.
 
     Args:
-        wrappers: A module of `UNWATCHED_MODELS`, just imported.
+        optimizers: The module ``torch.optim.optimizer``, just imported.
     """
-    name, class_name = next((n, c) for n, (m, c) in UNWATCHED_MODELS.items() if m == wrappers.__name__)
-    model_class = getattr(wrappers, class_name)
-    original = model_class.__new__
+    from ddpwatch.probe.optimizer_steps import see_optimizer_steps
 
-    def __new__(cls: type, *arguments: Any, **options: Any) -> Any:
-        tell("model", name)
-        return object.__new__(cls) if original is object.__new__ else original(cls, *arguments, **options)
+    def first(optimizer: Any) -> None:
+        if not waits_for_group():
+            leave()
+            if not _told:
+                _watch(None)
 
-    __new__.__wrapped__ = model_class.__init__  # type: ignore[attr-defined] # what inspect.signature shows
-    model_class.__new__ = staticmethod(__new__)
+    def begin(optimizer: Any) -> None:  # if a closure computes the gradients, it may meet a module of FSDP2 first
+        parameters = [parameter for group in optimizer.param_groups for parameter in group.get("params", ())]
+        if any(parameter.is_leaf and parameter.grad is not None for parameter in parameters):
+            first(optimizer)
+
+    def failed(error: Exception) -> None:
+        leave()
+        _blind(error)
+
+    leave = see_optimizer_steps(begin, first, failed)
+
+
+def waits_for_group() -> bool:
+    """Returns whether this is one of several ranks, and has no process group yet."""
+    import torch.distributed as dist
+
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    return several and not (dist.is_available() and dist.is_initialized())
 
 
 def _end(workers: ModuleType) -> None:
@@ -110,7 +126,9 @@ def _end(workers: ModuleType) -> None:
 
 def _watch(model: Any, result: None = None) -> None:
     """Watches a module. No error may reach the script, which does not know that ddpwatch is here."""
-    tell("model", "wrapped")
+    global _told
+    _told = True
+    tell("model", "loop" if model is None else "wrapped")
     try:
         from ddpwatch.probe.session import watch
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ddpwatch.analysis.buckets import BucketTable
+from ddpwatch.analysis.buckets import BucketSummary, BucketTable
 from ddpwatch.analysis.diagnosis.incident_json import lost_row
 from ddpwatch.analysis.window import Summariser, Summary
 from ddpwatch.common.text import clean
@@ -68,8 +68,10 @@ METRICS = (
         "bus_bandwidth",
         "bytes_per_second",
         f"Bus bandwidth (busbw, p50) of the {TOP} largest buckets",
-        ("module", "bucket", "use"),
+        ("module", "bucket", "group", "op"),
     ),
+    Metric("collective_wait", "seconds", "Wait for the last rank in a step (p50)", ("group", "op")),
+    Metric("collective_exposed", "seconds", "Exposed collectives in a step (p50)", ("group", "op")),
     Metric("cost", "ratio", "The overhead: what watching adds to a step, as a share of it"),
     Metric("cost_low", "ratio", "Lower end of its 95 % interval"),
     Metric("cost_high", "ratio", "Upper end of its 95 % interval"),
@@ -131,8 +133,7 @@ class Meter:
         yield from _late(summary)
         while not self._buckets.update(recent):
             pass
-        rows = sorted(self._buckets.rows(), key=lambda row: row.nbytes, reverse=True)[:TOP]
-        yield from (Row("bus_bandwidth", row.busbw, (row.module, row.index, row.use or ALL_REDUCE)) for row in rows)
+        yield from _collectives(self._buckets.rows(state.layouts))
         yield from _lost(state)
         cost = state.cost.cost()
         if cost is not None:
@@ -158,6 +159,27 @@ def _times(summary: Summary) -> Iterator[Row]:
     yield Row("communication", _scaled(summary.estimate.comm_ns, 1 / NS_PER_S))
     yield Row("exposed_communication", _scaled(summary.exposed_ns, 1 / NS_PER_S))
     yield Row("overlap", summary.estimate.overlap)
+
+
+def _collectives(rows: Sequence[BucketSummary]) -> Iterator[Row]:
+    """Yields the largest one by one; all of them by the role of their groups and operation, where all are known."""
+    for row in sorted(rows, key=lambda row: row.nbytes or 0, reverse=True)[:TOP]:
+        yield Row("bus_bandwidth", row.busbw, (row.module, clean(_named(row))[:MOST_LABEL], *_kind(row)))
+    kinds = dict.fromkeys(map(_kind, rows))
+    for kind in list(kinds)[:TOP]:
+        found = [row for row in rows if _kind(row) == kind]
+        for name, values in (("wait", [row.wait for row in found]), ("exposed", [row.exposed for row in found])):
+            known = [value for value in values if value is not None]
+            total = sum(known) / NS_PER_S if len(known) == len(values) else None
+            yield Row(f"collective_{name}", total, kind)
+
+
+def _named(row: BucketSummary) -> str:
+    return row.name if row.kind == "call" else str(row.index)
+
+
+def _kind(row: BucketSummary) -> tuple[str, str]:
+    return clean(str(row.role))[:MOST_LABEL], row.use or ALL_REDUCE
 
 
 def _late(summary: Summary) -> Iterator[Row]:

@@ -63,15 +63,18 @@ def is_compiling_frames() -> bool:
     return callback is None or callback() not in (None, False)
 
 
-def optimizer_hook(call: Callable[[], object]) -> Callable[..., None]:
+def optimizer_hook(call: Callable[[Any], object]) -> Callable[..., None]:
     """Returns a hook of optimizers that torch.compile looks into, unlike other code of ddpwatch's: it finds it empty.
 
     At one that it leaves alone it would break the optimizer's graph, or fail where there must be only one.
+
+    Args:
+        call: Takes the optimizer.
     """
 
-    def hook(*_: Any) -> None:
+    def hook(optimizer: Any, *_: Any) -> None:
         if not torch.compiler.is_compiling():
-            call()
+            call(optimizer)
 
     hook.__code__ = hook.__code__.replace(co_filename="<optimizer hook>")  # which tells ddpwatch's code from others'
     return hook

@@ -104,6 +104,11 @@ class SeenCalls:
             self.close()
 
 
+def can_see_events() -> bool:
+    """Returns whether the interpreter calls back, which leaves what is seen as it is."""
+    return _monitoring is not None and (_tool is not None or None in map(_monitoring.get_tool, _TOOL_IDS))
+
+
 def innermost(function: Any) -> Any:
     """Returns what decorators have wrapped."""
     while (inner := getattr(function, "__wrapped__", None)) is not None:
@@ -206,11 +211,18 @@ def _on_unwind(code: CodeType, offset: int, error: BaseException) -> None:
 
 
 def _wrapper(seen: SeenCalls, original: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = getattr(getattr(innermost(original), "__code__", None), "co_varnames", ())
+    inner = innermost(original)
+    parameters = getattr(getattr(inner, "__code__", None), "co_varnames", ())
+    given = getattr(inner, "__defaults__", None) or ()
+    count = getattr(getattr(inner, "__code__", None), "co_argcount", 0)
+    defaults = {
+        **dict(zip(parameters[count - len(given) : count], given, strict=True)),
+        **(getattr(inner, "__kwdefaults__", None) or {}),
+    }
 
     @functools.wraps(original)
     def seen_call(*arguments: Any, **options: Any) -> Any:
-        values = {**dict(zip(parameters, arguments, strict=False)), **options} if seen.names else {}
+        values = {**defaults, **dict(zip(parameters, arguments, strict=False)), **options} if seen.names else {}
         if seen.begin is not None and not seen.paused:
             seen.tell(seen.begin, values)
         try:

@@ -8,6 +8,7 @@ groups have hooks (torch 2.14): `GroupHooks`. Elsewhere its completion is unknow
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -52,9 +53,11 @@ class DdpObserver(Protocol):
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """Returns bytes of a bucket's values, also of a sparse one."""
+    """Returns bytes of a tensor's values, also of a sparse one. No backend takes any other layout."""
     with DisableTorchFunction():
-        return tensor.nbytes if tensor.layout is torch.strided else tensor._values().nbytes
+        if tensor.layout is torch.strided:
+            return tensor.nbytes
+        return tensor._values().nbytes if tensor.layout is torch.sparse_coo else 0
 
 
 def issued_by(group: Any) -> int | None:
@@ -112,11 +115,14 @@ class GroupHooks:
 
         Args:
             busy: Whether the group may be running hooks, on any thread. Torch goes through its list of them without a
-                lock, so they stay, and do nothing.
+                lock, so they stay, and do nothing, until the interpreter ends.
         """
         group = self._group()
         self._observer = _nobody
-        if group is None or busy or self._running or self not in (on_group := _registered.get(group, [])):
+        if group is None or self not in (on_group := _registered.get(group, [])):
+            return
+        if busy or self._running:
+            stayed.append(self.close)
             return
         on_group.remove(self)
         group.unregister_pre_hook(self._id)
@@ -152,6 +158,16 @@ def _nobody() -> None:
 
 
 _registered: weakref.WeakKeyDictionary[Any, list[GroupHooks]] = weakref.WeakKeyDictionary()
+
+
+stayed: list[Callable[[], object]] = []  # what removes hooks that were left in groups
+
+
+@atexit.register  # before sessions register, so it runs after they have closed
+def _remove_what_stayed() -> None:
+    """Removes hooks that were left in groups, which may outlive the interpreter: letting go of them then aborts."""
+    while stayed:
+        stayed.pop()()
 
 
 def _reduced_by(args: Any) -> list[torch.Tensor]:

@@ -104,7 +104,9 @@ def _ends(pending: Any, since: float) -> bool:
         try:
             pending.wait(timedelta(seconds=TURN_S))
         except Exception:  # the turn has ended, or the collective failed: then the job's own wait raises it, too
-            return _is_done(pending)
+            if not _is_done(pending):
+                return False
+            time.sleep(10 * LOOK_S)  # else its thread may be the last to own its tensors, and would have to end them
         return True
     until = time.monotonic() + TURN_S
     while not pending.done():

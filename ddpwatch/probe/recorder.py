@@ -516,6 +516,18 @@ class StepRecorder:
             if self.gpu is not None:
                 self.gpu.finish()
 
+    # -- of a loop without a wrapper, whose steps are made of its events (`ddpwatch.probe.loop`) ------------------
+
+    def begin_update(self, steps: int, phase: Phase, now: int) -> None:
+        """Notes that the steps before that number are over."""
+        self.steps = self._synced = steps
+        self.box.begin_step(steps, steps)
+        self._enter(phase, now)
+
+    def begin_phase(self, phase: Phase, now: int) -> None:
+        """Notes where the loop is."""
+        self._enter(phase, now)
+
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase, now: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from ddpwatch.probe.record import StepRecord
@@ -26,6 +27,8 @@ class SendQueue:
         wakes: Wakes the sender thread.
         due_s: From when on (`time.monotonic`) the training thread may wake it; infinite while it is awake.
         sender_cpu_ns: CPU time of the sender thread when it last went to sleep.
+        made_late: Returns steps that the sender thread makes of what the training thread left, given whether nothing
+            more is to come.
     """
 
     def __init__(self) -> None:
@@ -36,6 +39,12 @@ class SendQueue:
         self.wakes: SimpleQueue[None] = SimpleQueue()
         self.due_s = math.inf
         self.sender_cpu_ns = 0
+        self.made_late: Callable[[bool], Iterable[StepRecord]] = lambda over: ()
+
+    def make_steps(self, over: bool = False) -> None:
+        """Makes what steps can be made by now, on the sender thread."""
+        for record in self.made_late(over):
+            self.add_step(record)
 
     def add_step(self, record: StepRecord) -> None:
         """Accepts a closed step. From a full backlog the oldest is dropped."""

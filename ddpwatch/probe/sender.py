@@ -30,7 +30,7 @@ from ddpwatch.probe.stacks import StackTaker
 from ddpwatch.run import rundir
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import RestFile
-from ddpwatch.wire.messages import Beat, Bye, Group, Hello, Layout, Message, encode
+from ddpwatch.wire.messages import WATCHING, Beat, Bye, Group, Hello, Layout, Message, encode
 
 REST_S = 0.4
 ASKED_REST_S = 0.1  # on rank 0, until the other ranks have found it
@@ -238,6 +238,7 @@ class Sender(threading.Thread):
         """Sends messages, settled steps and a heartbeat. On rank 0, looks after the collector."""
         self._rendezvous.tend()
         self._introduce_again()
+        self._guard.run(WATCHING, self._queue.make_steps)
         self._send_messages()
         now, records = time.monotonic_ns(), self._queue.records
         while records and self._may_go(records[0], now):
@@ -269,6 +270,7 @@ class Sender(threading.Thread):
 
     def _send_rest(self) -> None:
         """Sends all that is left, settled or not, and the goodbye."""
+        self._guard.run(WATCHING, self._queue.make_steps, True)
         self._send_messages()
         while self._queue.records:
             self._send_steps(self._queue.records.popleft())

@@ -23,12 +23,10 @@ import torch
 import torch.distributed as dist
 from torch._C import DisableTorchFunction
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.agent_rendezvous import JobUnwatchedError
-from ddpwatch.probe.autograd import optimizer_hook
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.cuda_calls import cuda_clock
@@ -40,11 +38,11 @@ from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
+from ddpwatch.probe.optimizer_steps import see_optimizer_steps
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.send_queue import SendQueue
 from ddpwatch.probe.sender import Sender
-from ddpwatch.run.startup import UNWATCHED_MODELS
 from ddpwatch.sampling.schedule import SamplingSchedule, schedule_of
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Feature, Layout, Mark
 
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ddpwatch.probe.fsdp import FsdpProbe
+    from ddpwatch.probe.loop import LoopProbe
 
 _log = logging.getLogger("ddpwatch")
 _sessions = 0
@@ -72,9 +71,12 @@ class ProbeSession:
         self._pid = os.getpid()
         store = dist.distributed_c10d._get_default_store() if grouped else None
         self._rendezvous = Rendezvous(self.rank, self.world_size, _sessions + 1, store, record)
-        self._probes: weakref.WeakSet[DdpProbe | FsdpProbe] = weakref.WeakSet()  # the modules' hooks own them
+        self._probes: weakref.WeakSet[DdpProbe | FsdpProbe | LoopProbe] = (
+            weakref.WeakSet()
+        )  # the modules' hooks own them
         self._modules = self._parameters = 0
         self._gpu: torch.device | None = None
+        self.loop: LoopProbe | None = None  # as long as nothing else is watched
         self.queue = SendQueue()
         self.guard = Guard(self._take_failure)
         self._has_warned = False
@@ -99,11 +101,7 @@ class ProbeSession:
 
     def _install(self) -> None:
         """Hooks into what is not a module's."""
-        for register, call in (
-            (register_optimizer_step_pre_hook, self._optimizer_begin),
-            (register_optimizer_step_post_hook, self._optimizer_end),
-        ):
-            self._undo.append(register(optimizer_hook(partial(self.guard.run, WATCHING, call))).remove)
+        self._undo.append(see_optimizer_steps(self._optimizer_begin, self._optimizer_end, self.guard.failed))
         self._gc_pauses = GcPauses(self.rank, self.queue.post, self.guard)
         self._undo.append(self._gc_pauses.close)
         self._activity = ActivityMonitor(self.rank, self.queue.post, self._saved, self._data_wait, self.guard)
@@ -121,8 +119,26 @@ class ProbeSession:
 
     # -- what is watched -------------------------------------------------------------------------------------
 
+    def add_loop(self) -> LoopProbe:
+        """Sees the loop of a job whose model has no wrapper."""
+        from ddpwatch.probe.loop import LoopProbe
+
+        if self.loop is None:
+            self.recorder.use(sampling=self._schedule(settles=False))
+            self.loop = LoopProbe(self._context(), self.queue.job_cpu_ns)
+            self.queue.made_late = self.loop.records
+            known = dist.is_available() and dist.is_initialized()
+            self._start_with(self.loop, torch.nn.Module(), str(dist.get_backend()) if known else "", {})
+            self._probes.add(self.loop)
+            if self.loop.unseen:
+                self._say_off("collectives", self.loop.unseen)
+        return self.loop
+
     def add_module(self, model: DistributedDataParallel | FSDPModule) -> DdpProbe | FsdpProbe:
         """Attaches to one more module."""
+        if self.loop is not None:  # what it has left is sent; from here on, the module says where steps are
+            self.loop.close()
+            self.loop = None
         probe = self._add_ddp(model) if isinstance(model, DistributedDataParallel) else self._add_sharded(model)
         self._modules += 1
         self._parameters += probe.parameters
@@ -159,16 +175,18 @@ class ProbeSession:
         self._start_with(probe, ddp.module, backend, ddp_flags(ddp))
         return probe
 
-    def _schedule(self, light: bool = True, dear: bool = False) -> SamplingSchedule | None:
+    def _schedule(self, light: bool = True, dear: bool = False, settles: bool = True) -> SamplingSchedule | None:
         queue = self.queue  # the schedule must not own the session
-        return schedule_of(light=light, dear=dear, sender_clock=lambda: queue.sender_cpu_ns)
+        return schedule_of(light=light, dear=dear, sender_clock=lambda: queue.sender_cpu_ns, settles=settles)
 
     def _context(self) -> ProbeContext:
         queue = self.queue
         numbers = self._modules, self._parameters
         return ProbeContext(self.recorder, self.guard, queue.post, queue.wake_if_due, *numbers, self._completions)
 
-    def _start_with(self, probe: DdpProbe | FsdpProbe, module: torch.nn.Module, backend: str, flags: Flags) -> None:
+    def _start_with(
+        self, probe: DdpProbe | FsdpProbe | LoopProbe, module: torch.nn.Module, backend: str, flags: Flags
+    ) -> None:
         """Starts; if that fails, nothing stays of the probe."""
         try:
             self.start(module, backend, flags, probe.timed)
@@ -239,14 +257,20 @@ class ProbeSession:
     def _post_validation(self, start: int, end: int) -> None:
         self.queue.post(Mark(rank=self.rank, kind="validation", name="validation", start_ns=start, end_ns=end))
 
-    def _optimizer_begin(self, *_: Any) -> None:
+    def _optimizer_begin(self, optimizer: Any) -> None:
         if self.active:
+            if self.loop is not None:
+                self.loop.optimizer_begin(optimizer)
+                return
             entered = time.monotonic_ns()
             self.recorder.optimizer_begin()
             self.recorder.charge(time.monotonic_ns() - entered)
 
-    def _optimizer_end(self, *_: Any) -> None:
+    def _optimizer_end(self, optimizer: Any) -> None:
         if self.active:
+            if self.loop is not None:
+                self.loop.optimizer_end(optimizer)
+                return
             entered = time.monotonic_ns()
             self.recorder.optimizer_end()
             self.recorder.charge(time.monotonic_ns() - entered)
@@ -257,7 +281,7 @@ class ProbeSession:
 
     def _data_wait(self, loader: Callable[[], object], start: int, end: int) -> None:
         if self.active:
-            self.recorder.data_wait(loader, start, end)
+            (self.loop or self.recorder).data_wait(loader, start, end)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -344,17 +368,20 @@ class ProbeSession:
         _log.debug("ddpwatch: %s went off", feature, exc_info=error)
         if feature == CLOSING or not self.active:
             return
-        now, reason = time.monotonic_ns(), reason_of(error)
+        reason = reason_of(error)
         what, goes_on = f"goes on without {feature}", "the rest is watched"
         if feature == WATCHING:
             self._silence()
-            self._gave_up_ns = now
+            self._gave_up_ns = time.monotonic_ns()
             what, goes_on = "stops watching", "training goes on"
-        name, step = as_text(f"ddpwatch {what}: {reason}".splitlines()[0], 500), self.recorder.steps
-        self.queue.post(Mark(rank=self.rank, name=name, start_ns=now, off=feature, step=step))
+        self._say_off(feature, reason, what)
         level = logging.DEBUG if self._has_warned or isinstance(error, JobUnwatchedError) else logging.WARNING
         self._has_warned = self._has_warned or level == logging.WARNING
         _log.log(level, "ddpwatch %s, %s: %s", what, goes_on, reason)
+
+    def _say_off(self, feature: Feature, reason: str, what: str = "watches") -> None:
+        name, step = as_text(f"ddpwatch {what}: {reason}".splitlines()[0], 500), self.recorder.steps
+        self.queue.post(Mark(rank=self.rank, name=name, start_ns=time.monotonic_ns(), off=feature, step=step))
 
     def _doing(self) -> Doing:
         """Returns what this rank does outside its steps, for its heartbeats."""
@@ -406,15 +433,7 @@ def check_watchable(model: object) -> DistributedDataParallel | FSDPModule:
 
 def _unwatchable(model_class: type) -> UsageError:
     """Returns what ``watch()`` says of a model that it cannot watch."""
-    from ddpwatch.analysis.diagnosis.words.why_unwatched import (  # only now: a rank that is watched needs none of it
-        MODELS,
-        WATCHED,
-    )
-
-    places = {(base.__module__, base.__name__) for base in model_class.__mro__}
-    if named := next((name for name, place in UNWATCHED_MODELS.items() if place in places), None):
-        return UsageError(MODELS[named], WATCHED)
-    hint = "wrap the model first: watch(DistributedDataParallel(model)), or watch(fully_shard(model))"
+    hint = "wrap the model first: watch(DistributedDataParallel(model)), or watch(fully_shard(model)); or call watch()"
     return UsageError(f"watch() got a {model_class.__name__}", hint)
 
 
@@ -425,7 +444,9 @@ class Watch:
         refused: Why an error of ddpwatch's keeps the module from being watched; empty if none does.
     """
 
-    def __init__(self, session: ProbeSession | None, probe: DdpProbe | FsdpProbe | None, refused: str = "") -> None:
+    def __init__(
+        self, session: ProbeSession | None, probe: DdpProbe | FsdpProbe | LoopProbe | None, refused: str = ""
+    ) -> None:
         self._session = session
         self._probe = probe
         self.refused = refused
@@ -465,15 +486,16 @@ _session: ProbeSession | None = None
 _watches: weakref.WeakKeyDictionary[DistributedDataParallel | FSDPModule, Watch] = weakref.WeakKeyDictionary()
 
 
-def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = None) -> Watch:
-    """Watches a module of DDP or FSDP2 from now on.
+def watch(model: torch.nn.Module | None = None, *, record: str | os.PathLike[str] | None = None) -> Watch:
+    """Watches a module of DDP or FSDP2 from now on; without one, the training loop of this process.
 
     Call it on every rank, after wrapping the model and before registering a comm hook. (A hook that is registered
     already works as before, but ddpwatch cannot see when its collectives finish.) It never blocks, adds no collective
     and changes no result. ``DDPWATCH=0`` in the environment turns it off.
 
     Args:
-        model: The DDP module, or what ``fully_shard`` or the new ``replicate`` returned for the whole model.
+        model: The DDP module, or what ``fully_shard`` or the new ``replicate`` returned for the whole model. None for a
+            loop without either: its optimizers, backwards and collectives are watched.
         record: File that the collector records the run to (on rank 0; other ranks' values are ignored).
 
     Returns:
@@ -485,6 +507,8 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
     global _session
     if os.environ.get("DDPWATCH") == "0":
         return Watch(None, None)
+    if model is None:
+        return _watch_loop(record)
     try:
         watchable = check_watchable(model)
     except UsageError:
@@ -503,6 +527,19 @@ def watch(model: torch.nn.Module, *, record: str | os.PathLike[str] | None = Non
         return _unwatched(error)
     _watches[watchable] = handle
     return handle
+
+
+def _watch_loop(record: str | os.PathLike[str] | None) -> Watch:
+    """Watches the loop, unless a module is watched already: that knows more."""
+    global _session
+    try:
+        _session = _session or ProbeSession(record)
+        if not _session.active or (_session.watches_anything and _session.loop is None):
+            return Watch(None, None)
+        with DisableTorchFunction():
+            return Watch(_session, _session.add_loop())
+    except Exception as error:  # an error of ddpwatch's must not reach the job
+        return _unwatched(error)
 
 
 def _unwatched(error: Exception) -> Watch:

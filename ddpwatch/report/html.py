@@ -7,6 +7,7 @@ appear on the page only as text. The page's content security policy forbids ever
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import files
 
 import msgspec
@@ -15,16 +16,17 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Report
+from ddpwatch.analysis.groups import RoleOf
 from ddpwatch.analysis.outline import Outline
-from ddpwatch.analysis.step import USE_NAMES, bucket_keys, named_stretches
+from ddpwatch.analysis.step import USE_NAMES, BucketKey, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
 from ddpwatch.common.text import clean
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.headline import tiles
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
-from ddpwatch.report.tables import phase_table
+from ddpwatch.report.tables import collective_tables, phase_table
 from ddpwatch.report.text import chosen_sentence, cost_sentence
-from ddpwatch.wire.messages import Layout
+from ddpwatch.wire.messages import ALL_REDUCE, OWN_COLLECTIVES, Layout
 
 MOST_RANKS = 64
 MOST_HOOKS = 2000
@@ -44,6 +46,7 @@ def render_html(report: Report, outline: Outline, layouts: list[Layout], version
         "report": _cleaned(report.as_json()),
         "tiles": list(tiles(report).items()),
         "phases": phase_table(report).rows,
+        "collectives": _cleaned([(found.title, found.header, found.rows) for found in collective_tables(report)]),
         "lost": _cleaned(_lost(report)),
         "cost": " · ".join(filter(None, (cost_sentence(report), chosen_sentence(report)))),
         "incidents": _cleaned([_incident(row, report) for row in report.incidents]),
@@ -51,7 +54,6 @@ def render_html(report: Report, outline: Outline, layouts: list[Layout], version
         "stride": outline.stride,
         "steps": [_step(across, why) for across, why in outline.details()],
         "params": _cleaned(_params(layouts)),
-        "uses": USE_NAMES,
         "version": version,
     }
     encoded = msgspec.json.encode(data).decode()
@@ -122,11 +124,21 @@ def _rank(across: StepAcrossRanks, rank: int, origin: int | None) -> dict[str, o
         "exposed": split_exposed(figure.exposed, found),
         "hooks": list(zip(step.hook_param, step.hook_ns, strict=True))[:MOST_HOOKS],
         "buckets": list(
-            zip(step.comm_module, step.comm_label, step.comm_bytes, step.comm_ready, step.comm_launch,
-                step.comm_done, [key[-1] for key in bucket_keys(step)], strict=True)
+            zip(map(partial(_named, across.role_of), bucket_keys(step)), step.comm_bytes, step.comm_ready,
+                step.comm_launch, step.comm_done, strict=True)
         ),
         "waits": [None if flight is None else (flight.start, flight.transfer, flight.last_rank) for flight in found],
     }  # fmt: skip
+
+
+def _named(role_of: RoleOf, key: BucketKey) -> tuple[str, str]:
+    """Returns what a collective is called in a bar, and in full."""
+    module, index, _, group, use = key
+    number = f"{module}/{index}" if module else str(index)
+    if module == OWN_COLLECTIVES:
+        op = USE_NAMES[use or ALL_REDUCE]
+        return op, f"{op} in {role_of(group)}"
+    return number, f"group {number}, {USE_NAMES[use]}" if use else f"bucket {number}"
 
 
 def _params(layouts: list[Layout]) -> list[dict[str, object]]:

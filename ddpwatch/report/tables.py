@@ -1,4 +1,4 @@
-"""The tables of a report, for every kind of text: phases, ranks, buckets."""
+"""The tables of a report, for every kind of text: phases, ranks, collectives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ddpwatch.analysis.diagnosis.words.account_names import phase_name
-from ddpwatch.analysis.figures import BucketFigures, RankFigures, Report
+from ddpwatch.analysis.figures import CollectiveFigures, RankFigures, Report
 from ddpwatch.analysis.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.common.text import UNKNOWN, adding_up, number, one_of, percent, size
@@ -40,21 +40,36 @@ RANK_COLUMNS: Columns[RankFigures] = {
     "lost messages": lambda row: str(row.dropped),
     "end": lambda row: describe_end(row.end) if row.end else UNKNOWN,
 }
-USE_COLUMN = "collective"
-UNIT_COLUMN = "bucket"
-BUCKET_TITLE = "Buckets (p50, from the start of the backward)"
-BUCKET_COLUMNS: Columns[BucketFigures] = {
-    UNIT_COLUMN: lambda row: str(row.index) if row.module == 0 else f"{row.module}/{row.index}",
-    USE_COLUMN: lambda row: USE_NAMES.get(row.use, ""),
+COLLECTIVE_COLUMNS: Columns[CollectiveFigures] = {
+    "bucket": lambda row: _numbered(row),
+    "group": lambda row: _numbered(row) if row.kind == "group" else _role(row),
+    "place": lambda row: row.name or UNKNOWN,
+    "collective": lambda row: USE_NAMES.get(row.use, ""),
+    "steps": lambda row: str(row.steps),
+    "a step": lambda row: UNKNOWN if row.per_step is None else f"{row.per_step:g}",
     "size": lambda row: size(row.nbytes),
     "params": lambda row: str(len(row.params)),
     "ready ms": lambda row: number(row.ready_ms_p50),
     "launch ms": lambda row: number(row.launch_ms_p50),
     "done ms": lambda row: number(row.done_ms_p50),
+    "wait ms": lambda row: number(row.wait_ms_p50),
     "transfer ms": lambda row: number(row.transfer_ms_p50),
     "exposed ms": lambda row: number(row.exposed_ms_p50),
     "busbw GB/s": lambda row: number(row.busbw_gbps_p50, 2),
     "last": lambda row: _last(row),
+}
+_IN_STEP = frozenset({"ready ms", "launch ms", "done ms", "params"})  # of one collective that each step has once
+# Title, and columns that do not apply, by what is communicated
+UNITS: Mapping[str, tuple[str, frozenset[str]]] = {
+    "bucket": (
+        "Collectives of DDP's buckets (p50, from the start of the backward)",
+        frozenset({"group", "place", "collective", "steps", "a step", "wait ms"}),
+    ),
+    "group": (
+        "Collectives of FSDP2's parameter groups (p50, from the start of the forward)",
+        frozenset({"bucket", "place", "steps", "a step", "wait ms"}),
+    ),
+    "call": ("Collectives by the place that issues them (p50 of all in a step)", _IN_STEP | {"bucket"}),
 }
 
 
@@ -63,16 +78,28 @@ def tables(report: Report, omit: Collection[str] = ()) -> list[Table]:
     if all(row.clock_error_ms is None for row in report.ranks):
         omit = {*omit, CLOCK_COLUMN}
     ranks = _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report.ranks, omit)
-    found = [phase_table(report), ranks, _units(report.buckets, omit)]
+    found = [phase_table(report), ranks, *collective_tables(report, omit)]
     return [table for table in found if table.rows]
 
 
-def _units(rows: Sequence[BucketFigures], omit: Collection[str]) -> Table:
-    """Returns what was communicated: buckets, or with FSDP2 parameter groups."""
-    if not any(row.use for row in rows):
-        return _table(BUCKET_TITLE, BUCKET_COLUMNS, rows, {*omit, USE_COLUMN})
-    columns = {"group" if name == UNIT_COLUMN else name: cell for name, cell in BUCKET_COLUMNS.items()}
-    return _table("Parameter groups (p50, from the start of the forward)", columns, rows, omit)
+def collective_tables(report: Report, omit: Collection[str] = ()) -> list[Table]:
+    """Returns what was communicated, a table per kind."""
+    found = [_collectives(report, kind, omit) for kind in UNITS]
+    return [table for table in found if table.rows]
+
+
+def _collectives(report: Report, kind: str, omit: Collection[str]) -> Table:
+    title, without = UNITS[kind]
+    rows = [row for row in report.collectives if row.kind == kind]
+    return _table(title, COLLECTIVE_COLUMNS, rows, {*omit, *without})
+
+
+def _numbered(row: CollectiveFigures) -> str:
+    return str(row.index) if row.module == 0 else f"{row.module}/{row.index}"
+
+
+def _role(row: CollectiveFigures) -> str:
+    return f"{row.role} {row.group_size or UNKNOWN}".lstrip()
 
 
 def phase_table(report: Report) -> Table:
@@ -104,7 +131,7 @@ def _table(title: str, columns: Columns[Row], rows: Sequence[Row], omit: Collect
     return Table(title, list(shown), [[cell(row) for cell in shown.values()] for row in rows])
 
 
-def _last(row: BucketFigures) -> str:
+def _last(row: CollectiveFigures) -> str:
     if not row.last_ranks:
         return UNKNOWN
     named = f"rank {row.last_rank}" if row.last_rank is not None else f"{one_of(row.last_ranks)}:"

@@ -15,7 +15,7 @@ NAMED_HOSTS = 4  # more are counted
 
 
 def render_report(report: Report) -> str:
-    """Returns the report, in about as many lines as there are ranks, buckets and incidents."""
+    """Returns the report, in about as many lines as there are ranks, collectives and incidents."""
     sections = [_head(report), _lost(report), _incidents(report), _notes(report), *map(_table, tables(report))]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
@@ -40,6 +40,10 @@ def chosen_sentence(report: Report) -> str:
     return f"detail {detail_name(ppm)}: {detail_sentence(ppm)}"
 
 
+def _parallel(report: Report) -> str:
+    return f"{clean(report.run.parallelism)}, " if report.run.parallelism else ""
+
+
 def _unresolved(steps: StepCounts) -> str:
     """Returns steps whose GPU times did not come; most jobs have none."""
     return f", {steps.unresolved} unresolved" if steps.unresolved else ""
@@ -53,7 +57,8 @@ def _head(report: Report) -> list[str]:
     source = clean(run.timing_source or UNKNOWN)
     lines = [
         f"{clean(run.id or 'run')}: {clean(run.model or '?')} on {run.world_size or UNKNOWN} ranks "
-        f"({clean(run.backend or '?')}, torch {clean(run.torch or '?')}, {hosts}), times from {source} stamps",
+        f"({_parallel(report)}{clean(run.backend or '?')}, torch {clean(run.torch or '?')}, {hosts}), "
+        f"times from {source} stamps",
         f"{steps.count} step{'s' * (steps.count != 1)} "
         f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} light, "
         f"{steps.unwatched} bare{_unresolved(steps)})",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,12 +17,6 @@ from typing import Final
 VARIABLE: Final = "DDPWATCH_STARTUP"
 MOST_BYTES: Final = 1 << 20  # then processes say no more
 _PAIR: Final = re.compile(r"[0-9]{1,9} [0-9]{1,9}")
-# Models that are not watched, by what to call them: the module and the class. The bootstrap sees where one is built.
-UNWATCHED_MODELS: Final[Mapping[str, tuple[str, str]]] = {
-    "FSDP1": ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
-    "DeepSpeed": ("deepspeed.runtime.engine", "DeepSpeedEngine"),
-    "Megatron": ("megatron.core.distributed.distributed_data_parallel", "DistributedDataParallel"),
-}
 
 
 @dataclass(slots=True)
@@ -35,8 +29,9 @@ class Process:
         launcher: It has imported what starts torchrun's ranks.
         torch: It has imported torch.
         group: World size of its process group; None if none was seen.
-        model: What it has built: one of `UNWATCHED_MODELS`, or ``wrapped`` in DDP or FSDP2; empty if nothing was seen.
-        refused: Why that is not watched, though it is in DDP or FSDP2.
+        model: What is to be watched: a model that is ``wrapped`` in DDP or FSDP2, or a ``loop`` whose optimizer has
+            stepped; empty if nothing was seen.
+        refused: Why that is not watched.
         error: The exception that has ended it.
     """
 

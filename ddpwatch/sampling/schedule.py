@@ -45,6 +45,8 @@ LEAST_BUDGET = 1e-6
 SENDER_NS = 2_000_000_000  # of steps, of which the sender thread's share is taken: it wakes twice a second
 BARE_PERIOD = 32  # at least one step of each is bare
 STEPS_PER_DECISION = 8
+DEAR_OWN = 0.1  # of a loop's step: if the hooks measure more of themselves, it is learned from that one step
+DEAR_OWN_NS = 2_000_000  # and if that is more: it cannot be noise
 CPU_PERIOD = 16  # of watched steps, from which on CPU time is taken only around them
 
 _log = logging.getLogger("ddpwatch")
@@ -75,15 +77,20 @@ class SamplingPeriod:
         self._step_ns: list[int] = []
         self._chosen = (0, 0, 0)  # a period, its number, and the step of it that is sampled
 
-    def learn(self, own_ns: int, step_ns: int) -> bool:
+    def learn(self, own_ns: int, step_ns: int, at_once: bool = False) -> bool:
         """Takes what the hooks measured of themselves in such a step, and the step's duration.
+
+        Args:
+            own_ns: The former.
+            step_ns: The latter.
+            at_once: Whether this step is enough to learn the cost, if it is not known yet.
 
         Returns:
             Whether that was enough to learn the cost again.
         """
         self._own_ns.append(own_ns)
         self._step_ns.append(step_ns)
-        if len(self._own_ns) < STEPS_PER_DECISION:
+        if len(self._own_ns) < STEPS_PER_DECISION and not (at_once and not self.cost):
             return False
         self.cost = self._cost_per_own * median(self._own_ns) / max(1.0, median(self._step_ns))
         self._own_ns.clear()
@@ -126,6 +133,7 @@ class SamplingSchedule:
         own_ppm: The job's own budget, without a lease.
         dear: Whether a watched step costs about as much as a full one: then, too, fewer are watched.
         sender_clock: CPU time of ddpwatch's own thread, ns: it holds the GIL, so it counts like the hooks.
+        settles: Whether the first steps are full at any cost, while DDP settles its buckets.
 
     Attributes:
         full: The period of the full steps.
@@ -140,7 +148,9 @@ class SamplingSchedule:
         own_ppm: int = 0,
         dear: bool = False,
         sender_clock: Callable[[], int] = lambda: 0,
+        settles: bool = True,
     ) -> None:
+        self._settles = settles
         self._longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD if dear or not light else LONGEST_WATCHED_PERIOD
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=FULL_COST_PER_OWN, longest=LONGEST_FULL_PERIOD)
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=COST_PER_OWN, longest=self._longest)
@@ -173,7 +183,8 @@ class SamplingSchedule:
             self._bare += (COST_PER_OWN * own_ns / max(1, step_ns) - self._bare) / 64
             return
         full = level == FULL and self._light
-        if (self.full if full else self.watched).learn(own_ns, step_ns):
+        dear = full and not self._settles and own_ns > max(DEAR_OWN_NS, DEAR_OWN * step_ns)
+        if (self.full if full else self.watched).learn(own_ns, step_ns, dear):
             self._allow()
 
     def _limit(self) -> None:
@@ -209,7 +220,8 @@ class SamplingSchedule:
 
     def is_light(self, step: int) -> bool:
         """Returns whether this step, if it is watched (see `is_bare`), is a light step."""
-        return self._light and step >= FIRST_FULL_STEPS and step != self.full.chosen(step)
+        may_be = self._light and (step >= FIRST_FULL_STEPS or not self._settles)
+        return may_be and step != self.full.chosen(step)
 
     def is_bare(self, step: int) -> bool:
         """Returns whether this step is bare.
@@ -245,6 +257,7 @@ def schedule_of(
     light: bool = True,
     dear: bool = False,
     sender_clock: Callable[[], int] = lambda: 0,
+    settles: bool = True,
 ) -> SamplingSchedule | None:
     """Returns the schedule of this process, with or without light steps; None if every step shall be full.
 
@@ -258,7 +271,7 @@ def schedule_of(
     except UsageError as error:
         _log.warning("DDPWATCH_DETAIL: %s; hint: %s", error.message, error.hint)
         own_ppm = 0
-    return SamplingSchedule(light, own_ppm, dear, sender_clock)
+    return SamplingSchedule(light, own_ppm, dear, sender_clock, settles)
 
 
 def is_sampled(step: int, period: int) -> bool:

@@ -24,7 +24,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Colours. ``auto``: none with NO_COLOR, the sixteen ANSI colours on an old terminal, else dark."""
     ascii: bool = False
     """Draw with ASCII characters only."""
-    view: Literal["overview", "timeline", "buckets", "ranks", "devices", "compare", "log", "whatif"] = "overview"
+    view: Literal["overview", "timeline", "collectives", "ranks", "devices", "compare", "log", "whatif"] = "overview"
     """The first view shown."""
     repaint_hz: Annotated[float, Meta(ge=0.5, le=20)] = 10.0
     """The highest rate at which a live view is drawn. Lower it on a slow connection."""

@@ -117,7 +117,7 @@ class RecordedBuilder:
         self._left_out = 0  # older full steps
         self._steps = 0
         self._groups: set[int] = set()
-        self._sharded = self._uncomparable = False
+        self._sharded = self._own = self._uncomparable = False
         self._first_order: list[int] = []
 
     def apply_message(self, message: Message) -> None:
@@ -127,6 +127,7 @@ class RecordedBuilder:
         elif isinstance(message, Layout) and message.rank == min(self._hellos, default=message.rank):
             self._layouts[message.module] = message
             self._sharded = self._sharded or message.kind == "group"
+            self._own = self._own or message.kind == "call"
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step of all its ranks."""
@@ -187,6 +188,11 @@ class RecordedBuilder:
 
     def _check_job(self) -> None:
         """Refuses what is no DDP job of one module on one clock."""
+        if self._own:
+            raise UsageError(
+                "what-if predicts DDP's buckets, and this job issues its collectives itself",
+                "two scenarios apply, and its report has them: a rank as fast as the others, and nothing exposed",
+            )
         if self._sharded:
             raise UsageError("what-if supports DDP only, and this job uses FSDP2")
         if not self._steps or not self._hellos:

@@ -37,10 +37,16 @@ DeviceKey = tuple[str, str, str, int]  # host, its boot, kind, index
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 # What they mean: `ddpwatch.sampling.levels`.
 StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
+LayoutKind = Literal["bucket", "group", "call"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
-CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter"]
+CollectiveOp = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send",
+    "recv", "barrier",
+]  # fmt: skip
 ALL_REDUCE: Final[CollectiveOp] = "all_reduce"
+TO_ONE: Final = frozenset({"send", "recv"})  # of two ranks, which alone give them a sequence number
 DEFAULT_GROUP: Final = 0  # id of the group of all ranks
+OWN_COLLECTIVES: Final = 1 << 20  # in place of a module: collectives that the job's own code issues
 NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on after an error of ddpwatch's
 # What an error of ddpwatch's may turn off in a rank. WATCHING is all of it.
 Feature = Literal[
@@ -120,7 +126,8 @@ class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True, omit_de
 class BucketLayout(msgspec.Struct, array_like=True):
     """One gradient bucket: index, size on the wire in bytes, and which parameters (positions in ``params``).
 
-    With FSDP2, a parameter group: ``name`` is that of its module.
+    With FSDP2, a parameter group: ``name`` is that of its module. In a loop without a wrapper, a place that issues
+    collectives.
     """
 
     index: Count
@@ -139,14 +146,16 @@ class Layout(msgspec.Struct, tag="layout", tag_field="type", kw_only=True, omit_
     and scalars) and ``param_kind`` its type and device, e.g. ``float32 cpu``, with ``sparse`` behind them where the
     gradient is.
 
-    ``kind`` is ``group`` if the buckets are the parameter groups of FSDP2, which its collectives carry whole.
+    ``kind`` is ``group`` if the buckets are the parameter groups of FSDP2, which its collectives carry whole, and
+    ``call`` if they are the places that issue collectives of any size, in any group: of `OWN_COLLECTIVES`. A place's
+    index follows from its name, and each rank says those that it has come by.
     ``comm_hook`` is DDP's name of the module's comm hook, empty without one.
     """
 
     rank: Rank
     module: Count = 0
     module_name: Name = ""
-    kind: Literal["bucket", "group"] = "bucket"
+    kind: LayoutKind = "bucket"
     group: Count = DEFAULT_GROUP
     epoch: Count = 1
     comm_hook: Name = ""

@@ -1,26 +1,42 @@
-"""Jobs that train in their own way, unwatched and watched: the same digests, output and exit code."""
+"""Jobs that train in their own way, unwatched and watched: the same digests, output and exit code.
+
+Without a wrapper, their steps are their updates, and their collectives those of torch's own flight recorder.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections import Counter
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from ddpwatch.recording.reader import Recording
+from ddpwatch.wire.messages import Group, Step
 from tests.integration.scripts.any_loop_ranks import RANKS
 from tests.support.fork_server import ADDRESS, server_address
 from tests.support.jobs import PROBE_IMPORTS, SCRIPTS, Job, ddpwatch, forked_command, require, together
 
 pytestmark = [pytest.mark.seconds(10), pytest.mark.usefixtures("run_directory")]
 NEEDS = {name: ("deepspeed",) for name in RANKS if name.startswith("deepspeed")}
+WITHOUT_WRAPPER = {
+    "fsdp1", "pipeline_1f1b", "own_optimizer", "own_optimizer_beside_the_backward", "averages_by_hand", "local_sgd",
+    "diloco", "alone",
+}  # fmt: skip
+SEES = sys.version_info >= (3, 12) or tuple(map(int, version("torch").split(".")[:2])) >= (2, 14)
 
 
 @pytest.mark.parametrize("name", RANKS)
 def test_it_trains_as_if_nobody_watched(name: str, tmp_path: Path) -> None:
     require(NEEDS.get(name, ()))
     script, ranks = SCRIPTS / "any_loop.py", RANKS[name]
-    command = forked_command(ranks, None, script, name, preload=PROBE_IMPORTS)
+    command = forked_command(ranks, None, script, name, str(tmp_path), preload=PROBE_IMPORTS)
+    record = tmp_path / "ranks"
+    about = {ADDRESS: server_address(), "DDPWATCH_DETAIL": "full", "DDPWATCH_RECORD_DIR": str(record)}
     watch = partial(ddpwatch, "run", "--headless", "--", *command)
 
     def unwatched() -> str:
@@ -28,10 +44,55 @@ def test_it_trains_as_if_nobody_watched(name: str, tmp_path: Path) -> None:
             assert job.wait() == 0, job.output()
             return job.output()
 
-    plain, watched = together(unwatched, partial(watch, **{ADDRESS: server_address()}))
+    plain, watched = together(unwatched, partial(watch, TORCH_FR_BUFFER_SIZE="20000", **about))
     assert watched.returncode == 0, watched.stderr
     assert digests(plain) == digests(watched.stdout)
     assert len(digests(plain)) == ranks
+    if name in WITHOUT_WRAPPER:
+        for rank in range(ranks):
+            told = json.loads((tmp_path / f"{rank}.json").read_text())
+            steps_are_updates(record, rank, told["updates"])
+            if SEES and told["collectives"]:
+                assert seen(record, rank) == issued(told["collectives"])
+
+
+def steps_are_updates(record: Path, rank: int, updates: int) -> None:
+    steps = [m for m, _ in Recording(record) if isinstance(m, Step) and m.rank == rank]
+    assert [step.step for step in steps] == list(range(updates))
+    for step in steps[1:]:
+        assert {"forward", "backward", "optimizer"} <= {span.phase for span in step.spans}
+
+
+def seen(record: Path, rank: int) -> Counter[tuple[str, str]]:
+    """Counts the collectives of all steps but the first, by group and operation."""
+    found: Counter[tuple[str, str]] = Counter()
+    messages = [message for message, _ in Recording(record)]
+    names = {message.id: message.name for message in messages if isinstance(message, Group)}
+    for step in messages:
+        if isinstance(step, Step) and step.rank == rank and step.step:
+            ops = step.comm_op or ["all_reduce"] * len(step.comm_label)
+            groups = step.comm_group or [0] * len(ops)
+            found.update((names[group], op) for group, op in zip(groups, ops, strict=True))
+    return as_recorded(found)
+
+
+def as_recorded(found: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
+    """As the flight recorder of Gloo counts: what scatters is an all-reduce, and what goes to one rank is nothing."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for (group, op), count in found.items():
+        if op not in ("send", "recv"):
+            counts[group, "all_reduce" if op == "reduce_scatter" else op] += count
+    return counts
+
+
+def issued(counts: list[dict[str, dict[str, int]]]) -> Counter[tuple[str, str]]:
+    """Counts what was issued between the first update and the last."""
+    first, last = (
+        Counter({(group.partition(":")[0], op): n for group, ops in one.items() for op, n in ops.items()})
+        for one in (counts[0], counts[-1])
+    )
+    last.subtract(first)
+    return +last
 
 
 def digests(output: str) -> list[str]:

@@ -11,10 +11,15 @@ import pytest
 
 from tests.support.jobs import PATIENCE_S, SCRIPTS, Job
 
-SHAPES = {"ddp": 50, "ddp_with_a_comm_hook": 2, "fsdp2": 50}  # and how many functions at least are tried by signals
+SHAPES = {
+    "ddp": 50,
+    "ddp_with_a_comm_hook": 2,
+    "fsdp2": 50,
+    "loop": 20,
+}  # and how many functions at least are tried by signals
 PRELOAD = (
-    "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.job.auto", "torch.distributed.fsdp",
-    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.probe.loop", "ddpwatch.job.auto",
+    "torch.distributed.fsdp", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
 )  # fmt: skip
 LEAST = 100  # functions of each shape: fewer, and the search has missed some
 

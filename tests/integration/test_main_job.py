@@ -91,9 +91,9 @@ def check_report(file: Path, steps: int) -> None:
     assert [row["steps"] for row in report["ranks"]] == [steps, steps]
     assert [row["dropped"] for row in report["ranks"]] == [0, 0]
     assert [row["end"]["reason"] for row in report["ranks"]] == ["finished", "finished"]
-    assert len(report["buckets"]) >= 3
-    assert sum(bucket["nbytes"] for bucket in report["buckets"]) == 4 * messages_of(file, Hello)[0].parameters
-    assert all(bucket["params"] for bucket in report["buckets"])
+    assert len(report["collectives"]) >= 3
+    assert sum(bucket["nbytes"] for bucket in report["collectives"]) == 4 * messages_of(file, Hello)[0].parameters
+    assert all(bucket["params"] for bucket in report["collectives"])
     assert list(report["phases_ms"]) == list(PHASES)
     assert sum(report["phases_ms"].values()) == pytest.approx(report["steps"]["step_ms"], rel=1e-9)
     assert 0 <= report["overlap"]["ratio"] <= 1

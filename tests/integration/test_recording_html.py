@@ -72,7 +72,7 @@ def test_bars_carry_their_buckets_and_colours_their_names(page_file: Path, tmp_p
           return drawn;
         })()""")
         assert drawn.count("0") == drawn.count("1") == 3  # both buckets of three ranks
-        names = 'Array.from(document.querySelectorAll("#buckets td:first-child"), cell => cell.textContent)'
+        names = 'Array.from(document.querySelectorAll("#collectives td:first-child"), cell => cell.textContent)'
         assert page.evaluate(names) == ["0", "1"]
         assert (
             page.evaluate('$("runlegend").textContent')
@@ -101,10 +101,10 @@ def test_an_incident_in_the_strip_leads_to_its_step(page_file: Path, tmp_path: P
 def test_parameter_groups_have_their_collectives(tmp_path: Path) -> None:
     write_html(ended_recording(tmp_path / "hsdp.mcap", hsdp_run(4)), tmp_path / "report.html", Selection())
     with chromium.Page((tmp_path / "report.html").as_uri(), tmp_path / "profile") as page:
-        table = page.evaluate('document.getElementById("buckets").textContent')
+        table = page.evaluate('document.getElementById("collectives").textContent')
         assert table.startswith("groupcollectivesize")
         assert "0all-gather1.0 MiB" in table
-        assert page.evaluate('document.getElementById("units").textContent') == "Parameter groups"
+        assert "parameter groups" in page.evaluate('document.querySelector("#collectives h2").textContent')
         assert "collective in transfer" in page.evaluate('document.getElementById("legend").textContent')
         assert page.problems == []
 

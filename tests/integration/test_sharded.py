@@ -103,7 +103,7 @@ def test_ranks_that_are_alike_are_not_named(reports: dict[str, dict[str, Any]]) 
 
 def test_reports_and_traces_name_the_groups(recordings: dict[str, Path], tmp_path: Path) -> None:
     report = report_of(recordings["alike"])
-    uses = {row.use for row in report.buckets}
+    uses = {row.use for row in report.collectives}
     assert uses == {"all_gather", "all_gather_backward", "reduce_scatter"}
     text = render_report(report)
     assert re.search(r"^group +collective +size", text[text.index("Parameter groups") :], re.MULTILINE)

@@ -238,7 +238,7 @@ def found(runs: Runs) -> Iterator[object]:
     run, steps = runs.report["run"], runs.report["steps"]
     yield from (run["model"], run["world_size"], run["backend"], steps["count"], steps["warmup"])
     yield ", ".join(name for name, ms in runs.report["phases_ms"].items() if ms > 0 and name != "other")
-    uses = Counter(USE_NAMES[row["use"] or "all_reduce"] for row in runs.report["buckets"])
+    uses = Counter(USE_NAMES[row["use"] or "all_reduce"] for row in runs.report["collectives"])
     yield ", ".join(f"{count} {use}" for use, count in uses.items())
     said = "\n".join(runs.watched).splitlines()
     warnings = [line for line in said if "ddpwatch " in line and not line.startswith("ddpwatch: ")]
@@ -248,7 +248,7 @@ def found(runs: Runs) -> Iterator[object]:
 
 def reduced(report: Report) -> list[Report]:
     """DDP's buckets, or FSDP2's parameter groups: each is reduced once. These are gathered as well, in other rows."""
-    return [row for row in report["buckets"] if row["use"] in ("", "reduce_scatter")]
+    return [row for row in report["collectives"] if row["use"] in ("", "reduce_scatter")]
 
 
 def with_row(text: str, row: str) -> str:
@@ -278,14 +278,14 @@ def test_every_bucket_has_its_parameters_and_times(runs: Runs) -> None:
     names = [name.replace(wrapped, "") for bucket in buckets for name in bucket["params"]]
     sizes = {name.removeprefix("model."): tensor.nbytes for name, tensor in runs.parameters[0].items()}
     assert sorted(names) == sorted(sizes)
-    for bucket in runs.report["buckets"]:
+    for bucket in runs.report["collectives"]:
         whole = sum(sizes[name.replace(wrapped, "")] for name in bucket["params"])
         assert bucket["nbytes"] == (whole // 2 if runs.script.halved and bucket not in buckets else whole)
         stamps = ("ready", "launch", "done") if bucket in buckets else ("launch", "done")
         assert all(bucket[f"{stamp}_ms_p50"] > 0 for stamp in stamps)
         assert bucket["transfer_ms_p50"] > 0
         assert bucket["last_rank"] in (0, 1)
-    seen = [row for row in open_recording(runs.recording).buckets() if row.done_ms is not None]
+    seen = [row for row in open_recording(runs.recording).collectives() if row.done_ms is not None]
     assert {row.rank for row in seen} == {0, 1}
     for row in seen:  # not the medians, which are over other steps for each stamp: only full steps have a done
         assert row.ready_ms is None or 0 < row.ready_ms <= row.launch_ms

@@ -85,7 +85,7 @@ def test_run_shows_the_dashboard_what_the_job_prints(run_directory, monkeypatch,
     where, why = err.splitlines()[-2:]
     assert why == (
         "ddpwatch: nothing was watched: one Python process, and torch has not been imported; "
-        "what is watched: DistributedDataParallel, and FSDP2 (fully_shard)"
+        "what is watched: models in DistributedDataParallel or FSDP2, and loops whose torch.optim.Optimizer steps"
     )
     path = where.removeprefix("ddpwatch: the job's output is in ")
     assert Path(path).read_text() == "epoch 1\n"

@@ -341,7 +341,7 @@ def test_states_before_the_first_step():
     for link in (LinkState(Link.WAITING, directory="/run/x"), LinkState(Link.ATTACHING, name="run-1"), LIVE):
         for size in ((5, 3), (80, 24)):
             assert len(page(overview([], link), *size)) == size[1]
-    why = Why("a process group of 2 ranks, and no model in DDP or FSDP2 so far", 40 * "word ")
+    why = Why("a process group of 2 ranks, and no optimizer has stepped so far", 40 * "word ")
     started = LinkState(Link.WAITING, job="torchrun train.py", why=why)
     drawn = text(page(overview([], started), 80, 24))
     assert all(part in drawn for part in ("nothing is watched yet", why.text, "torchrun train.py"))

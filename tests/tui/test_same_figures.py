@@ -254,7 +254,7 @@ async def test_timeline(recording, rows):
     opened = open_recording(recording)
     newest = max(row.step for row in rows if row.status == "ok")
     steps = {row.rank: row for row in rows if row.step == newest}
-    buckets = {(row.rank, row.bucket): row for row in opened.buckets() if row.step == newest}
+    buckets = {(row.rank, row.bucket): row for row in opened.collectives() if row.step == newest}
     truth = {f"{rank} backward": row.backward_ms for rank, row in steps.items()}
     for (rank, index), row in buckets.items():
         named = {"ready": row.ready_ms, "launch": row.launch_ms, "done": row.done_ms, "exposed": row.exposed_ms}
@@ -313,7 +313,7 @@ def buckets_on(text):
 def bucket_truth(report):
     names = {name: f"{name}_ms_p50" for name in ("ready", "launch", "done", "transfer", "exposed")}
     names["busbw"] = "busbw_gbps_p50"
-    return {f"bucket {row['index']} {name}": row[key] for row in report["buckets"] for name, key in names.items()}
+    return {f"bucket {row['index']} {name}": row[key] for row in report["collectives"] for name, key in names.items()}
 
 
 def test_plain_lines(recording, truth, capsys):
@@ -438,8 +438,8 @@ def test_labels_of_the_html(recording, truth, tmp_path):
     agree("ranks of the page", ranks, truth, 5 * WORLD)
     buckets = [
         (f"bucket {row['index']} {name}", cell)
-        for row in report["buckets"]
-        for name, cell in table_in(page, "buckets", row)
+        for row in report["collectives"]
+        for name, cell in table_in(page, "collectives0", row)
     ]
     agree("buckets of the page", buckets, bucket_truth(report), 12)
     agree("phases of the page", [(SHOWN[name], ms) for name, ms, _ in data["phases"]], truth, 7)

@@ -13,6 +13,7 @@ from ddpwatch.tui.views import VIEWS
 from ddpwatch.wire.messages import Mark
 from tests.support.dashboards import FakeJobs, ended_recording, live_app, screen_text, until
 from tests.support.frames import MS, START_NS, bye, device, killed, run
+from tests.support.own_collectives import experts, mesh
 from tests.support.sharded import hsdp_run
 from tests.support.synthetic import Fleet
 from tests.support.whatif import MadeUpJob
@@ -41,6 +42,7 @@ FOUR = [*run(40, world=4, late_rank=2), *gpus(), mark()]
 EIGHT = [*run(40, world=8, late_rank=5), *gpus()]
 MANY = [*run(12, world=64), *devices()]
 HSDP = [*hsdp_run(20, late_ms=20)]
+MESH, EXPERTS = [*mesh(20)], [*experts(20)]
 REAL = [*MadeUpJob(backend="gloo", steps=60, late_ms=(0.0, 4.0)).messages()]  # with parameters and hook fires
 
 WORLDS = {
@@ -57,7 +59,7 @@ SCENES = {
     "killed-120x36": (MEDIUM, DEATH, ()),
     "timeline-200x50": (LARGE, EIGHT, ("2", "m", "shift+right", "l", "j", "plus")),
     "timeline-seconds-120x36": (MEDIUM, FOUR, ("2", "r")),
-    "buckets-200x50": (LARGE, EIGHT, ("3", "s")),
+    "collectives-200x50": (LARGE, EIGHT, ("3", "s")),
     "bucket-120x36": (MEDIUM, LATE, ("3", "j", "enter")),
     "heat-64-80x24": (SMALL, MANY, ("4", "m")),
     "rank-120x36": (MEDIUM, FOUR, ("4", "f", "enter")),
@@ -66,6 +68,9 @@ SCENES = {
     "hsdp-timeline-80x24": (SMALL, HSDP, ("2",)),
     "hsdp-timeline-200x50": (LARGE, HSDP, ("2",)),
     "hsdp-groups-200x50": (LARGE, HSDP, ("3",)),
+    "mesh-timeline-80x24": (SMALL, MESH, ("2",)),
+    "experts-collectives-80x24": (SMALL, EXPERTS, ("3",)),
+    "experts-collectives-200x50": (LARGE, EXPERTS, ("3",)),
     "whatif-80x24": (SMALL, REAL, ("8",)),
     "whatif-200x50": (LARGE, REAL, ("8", "k", "k")),
 }
@@ -165,10 +170,10 @@ def body_shown(app, name, world, lines):
             f"rank {app.views.timeline.cursor.rank} at" in body or f"r{app.views.timeline.cursor.rank} " in body,
             "forward" in body and "backward" in body,
         ),
-        "buckets": lambda: (
+        "collectives": lambda: (
             "bucket▼" in body and "exposed ms" in body,
             [int(line[1:8]) for line in lines[4:-2] if line[1:8].strip().isdigit()]
-            == [row.index for row in app.views.buckets.rows()][: app.view.body_height - 2],
+            == [row.index for row in app.views.collectives.rows()][: app.view.body_height - 2],
         ),
         "ranks": lambda: (
             "lateness" in body,

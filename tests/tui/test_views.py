@@ -152,9 +152,9 @@ class TestEveryView:
         app = app_on()
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, run(12))
-            x = screen_text(app).splitlines()[-1].index("3 Buckets")
+            x = screen_text(app).splitlines()[-1].index("3 Collectives")
             await pilot.click(offset=(x + 2, 29))
-            await until(pilot, lambda: app.view is app.views.buckets)
+            await until(pilot, lambda: app.view is app.views.collectives)
 
     @pytest.mark.parametrize("view", VIEWS.values())
     def test_the_help_page_fits_on_80_columns(self, view):
@@ -164,7 +164,7 @@ class TestEveryView:
     async def test_help_is_about_the_view(self):
         app = app_on()
         async with app.run_test(size=(100, 40)) as pilot:
-            for name in ("Overview", "Buckets", "Log"):
+            for name in ("Overview", "Collectives", "Log"):
                 await pilot.press(KEYS[name], "question_mark")
                 assert isinstance(app.screen, HelpScreen)
                 assert name in app.export_screenshot()

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from ddpwatch.analysis.across_ranks import METRICS, StepAcrossRanks
 from ddpwatch.analysis.buckets import BucketTable, bucket_steps
+from ddpwatch.analysis.groups import NO_ROLE, Role
 from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.step import comm_of
-from ddpwatch.export.tables import bucket_rows
+from ddpwatch.export.tables import collective_rows
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import decode, encode
 from tests.support.frames import MS, bare, hello, run, state_of, step
@@ -139,7 +140,7 @@ def test_a_large_job_keeps_fewer_steps_and_packs_the_old_ones(monkeypatch):
 class TestBuckets:
     def test_one_step(self):
         rows = bucket_steps(view_of([step(0), step(1, late_ms=10)]))
-        last = rows[0, 1, ""]
+        last = rows[0, 1, "", NO_ROLE]
         assert (last.launch, last.wait, last.last_rank) == (44 * MS, 10 * MS, 1)  # 70 and 80, from 31 on
         assert (last.transfer, last.exposed) == (20 * MS, 10 * MS)
         assert last.busbw == pytest.approx((4 << 20) / 0.02)
@@ -149,20 +150,21 @@ class TestBuckets:
     def test_busbw_by_operation(self, op, times, world):
         """As nccl-tests: times 2(n-1)/n for an all-reduce, (n-1)/n otherwise. 4 MiB travel for 20 ms."""
         ranks = view_of([msgspec.structs.replace(step(rank), comm_op=[op, op]) for rank in range(world)])
-        (row,) = [row for (_, index, _), row in bucket_steps(ranks).items() if index == 1]
+        (row,) = [row for (_, index, *_), row in bucket_steps(ranks).items() if index == 1]
         assert row.busbw == pytest.approx((4 << 20) / 0.02 * times * (world - 1) / world)
-        assert {found.busbw_gbps for found in bucket_rows(ranks) if found.bucket == 1} == {row.busbw / 1e9}
+        assert {found.busbw_gbps for found in collective_rows(ranks) if found.bucket == 1} == {row.busbw / 1e9}
 
     def test_the_table_is_filled_a_few_steps_at_a_time(self, monkeypatch):
         monkeypatch.setattr("ddpwatch.analysis.buckets.WORK_PER_CALL", 10)
-        views = state_of(run(20)).recent()
+        state = state_of(run(20))
+        views = state.recent()
         table = BucketTable()
         assert not table.update(views)
         assert len(table.steps) == 5
         while not table.update(views):
             pass
-        assert [row.steps for row in table.rows()] == [19, 19]
-        assert [row.last_share for row in table.rows()] == [1.0, 1.0]
+        assert [row.steps for row in table.rows(state.layouts)] == [19, 19]
+        assert [row.last_share for row in table.rows(state.layouts)] == [1.0, 1.0]
 
     def test_steps_that_are_gone_are_forgotten(self):
         views = state_of(run(20)).recent()
@@ -170,7 +172,7 @@ class TestBuckets:
         table.update(views)
         table.update(views[-3:])
         assert sorted(table.steps) == [17, 18, 19]
-        assert [number for number, _ in table.history((0, 1, ""))] == [17, 18, 19]
+        assert [number for number, _ in table.history((0, 1, "", Role("", 2)))] == [17, 18, 19]
 
 
 def test_of_a_bare_step_only_the_length_is_known():

@@ -229,10 +229,10 @@ def test_the_report_of_a_run() -> None:
         }
     )  # fmt: skip
     assert [(row["late_ms_p50"], row["wait_ms_p50"]) for row in report["ranks"]] == [(0, 30), (30, 0)]
-    assert [row["params"] for row in report["buckets"]] == [["v"], ["w", "b"]]
-    assert [row["ready_ms_p50"] for row in report["buckets"]] == [15, 45]
-    assert [row["exposed_ms_p50"] for row in report["buckets"]] == [0, 10]
-    assert [(row["last_rank"], row["last_share"]) for row in report["buckets"]] == [(1, 1.0), (1, 1.0)]
+    assert [row["params"] for row in report["collectives"]] == [["v"], ["w", "b"]]
+    assert [row["ready_ms_p50"] for row in report["collectives"]] == [15, 45]
+    assert [row["exposed_ms_p50"] for row in report["collectives"]] == [0, 10]
+    assert [(row["last_rank"], row["last_share"]) for row in report["collectives"]] == [(1, 1.0), (1, 1.0)]
     assert [finding.kind for finding in findings(made)] == ["straggler"]
     assert "rank 1 is late by 30 ms in each step" in render_report(made)
 

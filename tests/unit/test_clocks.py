@@ -19,8 +19,8 @@ from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.analysis.window import summarise
 from ddpwatch.report.tables import tables
-from ddpwatch.tui.paint.buckets import paint_bucket, paint_buckets
 from ddpwatch.tui.paint.canvas import plain
+from ddpwatch.tui.paint.collectives import paint_bucket, paint_collectives
 from ddpwatch.wire.messages import ClockExchange, Group, Hello, Message, Step
 from tests.support.frames import MS, START_NS, STEP_MS, hello, light, state_of, step
 
@@ -291,13 +291,12 @@ def test_views_and_reports_name_the_candidates() -> None:
     state = state_of(messages)
     table = BucketTable()
     table.update(state.recent())
-    assert {(row.last_ranks, row.last_share) for row in table.rows()} == {((1, 2), 20 / 24)}
+    assert {(row.last_ranks, row.last_share) for row in table.rows(state.layouts)} == {((1, 2), 20 / 24)}
     assert all(found.last_ranks == (1, 2) for found in bucket_steps(state.steps[23]).values())
-    rows = table.rows()
-    assert "1 or 2 83%" in plain(paint_buckets(rows, ["", ""], (150, 8), 0, 0, "bucket"))[1]
-    assert (
-        "last on one of 1, 2 in 83 %" in plain(paint_bucket(rows[0], table.history((0, 0, "")), [], [], (150, 30)))[0]
-    )
+    rows = table.rows(state.layouts)
+    assert "1 or 2 83%" in plain(paint_collectives(rows, (150, 8), 0, 0, "bucket"))[1]
+    detail = paint_bucket(rows[0], table.history(rows[0].bucket), [], [], (150, 30))
+    assert "last on one of 1, 2 in 83 %" in plain(detail)[0]
     errors_ns = [summary.clock_error_ns for summary in summarise(state.recent()).ranks.values()]
     assert errors_ns[:2] == [0, 0]
     assert errors_ns[3] is not None
@@ -307,12 +306,12 @@ def test_views_and_reports_name_the_candidates() -> None:
         builder.apply_message(message)
     made = builder.report()
     report = made.as_json()
-    assert {(row["last_rank"], tuple(row["last_ranks"])) for row in report["buckets"]} == {(None, (1, 2))}
+    assert {(row["last_rank"], tuple(row["last_ranks"])) for row in report["collectives"]} == {(None, (1, 2))}
     errors = [row["clock_error_ms"] for row in report["ranks"]]
     assert errors[:2] == [0, 0]
     assert errors[2] == errors[3] > 1
     shown = {table.title.split()[0]: table for table in tables(made)}
-    assert [row[-1] for row in shown["Buckets"].rows] == ["one of 1, 2: 83 %"] * 2
+    assert [row[-1] for row in shown["Collectives"].rows] == ["one of 1, 2: 83 %"] * 2
     assert "clock ±ms" in shown["Ranks"].header
 
 
@@ -324,7 +323,7 @@ def test_too_many_candidates_are_not_named() -> None:
         builder.apply_message(message)
     report = builder.report().as_json()
     assert None not in [row["late_ms_p50"] for row in report["ranks"]]
-    for row in report["buckets"]:
+    for row in report["collectives"]:
         assert (row["last_rank"], row["last_ranks"], row["last_share"]) == (None, [], None)
 
 

@@ -18,9 +18,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import _reducer_allreduce_and_upcast_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 
 from ddpwatch.probe import calls, comm_hooks
-from ddpwatch.probe.collectives import GroupHooks, _registered
+from ddpwatch.probe.collectives import GroupHooks, _registered, _remove_what_stayed, nbytes_of
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.process_group import TimedGroup, _timed_groups
@@ -327,7 +328,22 @@ def test_a_groups_hooks_stay_and_do_nothing_where_torch_may_be_going_through_the
     for _ in range(3):
         dist.all_reduce(torch.ones(1), group=group)
     assert (observer.launched, observer.errors) == ([], [])
-    assert hooks_left(hooks)
+    left = weakref.ref(hooks.pop())
+    assert left() is not None
+    _remove_what_stayed()  # at exit
+    assert left() is None
+
+
+def test_bytes_are_those_of_the_values_and_what_a_job_overrides_does_not_see_them_read() -> None:
+    class Refusing(TorchFunctionMode):
+        def __torch_function__(self, function: Any, *_: Any) -> Any:
+            raise AssertionError(function)
+
+    values = torch.eye(4)
+    with Refusing():
+        assert nbytes_of(values) == 64
+    assert nbytes_of(values.to_sparse()) == 16
+    assert nbytes_of(values.to_mkldnn()) == 0  # no backend takes it
 
 
 def own_hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotation in quotes

@@ -492,7 +492,7 @@ def test_typed_rows_and_columns(recorded: Path) -> None:
     assert rows[1].overlap == pytest.approx((18 + 8) / (18 + 18))
     columns = opened.columns("steps")
     assert columns["step_ms"] == [row.step_ms for row in rows]
-    buckets = list(opened.buckets())
+    buckets = list(opened.collectives())
     assert [(b.bucket, b.nbytes, b.late_ms, b.transfer_ms) for b in buckets[2:4]] == [
         (0, 1000, pytest.approx(2), pytest.approx(18)),
         (1, 2000, pytest.approx(2), pytest.approx(18)),

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.incident_json import incident_row
+from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.files import write_html, write_page
@@ -90,8 +91,13 @@ def test_exposed_communication_names_the_rank_waited_for(tmp_path: Path) -> None
 def test_the_page_says_what_is_done_with_a_parameter_group(tmp_path: Path) -> None:
     write_html(ended_recording(tmp_path / "hsdp.mcap", hsdp_run(4)), tmp_path / "report.html", Selection())
     data = data_of(tmp_path / "report.html")
-    drawn = {use for *_, use in data["steps"][0]["ranks"][0]["buckets"]}
-    assert drawn == {row["use"] for row in data["report"]["buckets"]} <= set(data["uses"])
+    drawn = {named for (_, named), *_ in data["steps"][0]["ranks"][0]["buckets"]}
+    rows = data["report"]["collectives"]
+    assert drawn == {f"group {row['index']}, {USE_NAMES[row['use']]}" for row in rows}
+    ((title, header, cells),) = data["collectives"]
+    assert "parameter groups" in title
+    assert header[:2] == ["group", "collective"]
+    assert [row[1] for row in cells] == [USE_NAMES[row["use"]] for row in rows]
 
 
 def test_the_page_has_the_incidents_of_the_report(tmp_path: Path) -> None:

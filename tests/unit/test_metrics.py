@@ -55,7 +55,7 @@ def test_the_figures_are_those_of_the_state(board: Board) -> None:
     assert value(board, "ranks", "running") == 2
     assert value(board, "open_incidents", "straggler") == 1
     assert sum(sample.value for sample in board.values["phase"]) == pytest.approx(value(board, "step"))
-    transferred = max(value(board, "bus_bandwidth", "0", bucket, "all_reduce") for bucket in "01")
+    transferred = max(value(board, "bus_bandwidth", "0", bucket, "", "all_reduce") for bucket in "01")
     assert transferred == pytest.approx((4 << 20) / 0.02, rel=0.5)
 
 
@@ -71,8 +71,8 @@ def test_every_series_is_there_once() -> None:
     for name, samples in values.items():
         assert len({sample.labels for sample in samples}) == len(samples), name
     assert {sample.labels for sample in values["bus_bandwidth"]} == {
-        ("0", "0", "all_gather_backward"),
-        ("0", "0", "reduce_scatter"),
+        ("0", "0", "", "all_gather_backward"),
+        ("0", "0", "", "reduce_scatter"),
     }
 
 

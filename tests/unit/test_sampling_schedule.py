@@ -105,6 +105,17 @@ def test_a_period_has_an_end_and_comes_back() -> None:
     assert taught(1000, 100 * MS, period).value == 1
 
 
+def test_one_dear_step_of_a_loop_is_enough_to_learn_that() -> None:
+    """A thousand collectives, say. DDP's first steps are full at any cost, and others until eight have taught."""
+    for settles, own_ns, full in ((False, 20 * MS, 1), (True, 20 * MS, 12), (False, MS, 8)):
+        schedule, found = SamplingSchedule(settles=settles), 0
+        for step in range(20):
+            is_full = not schedule.is_light(step)
+            found += is_full
+            schedule.learn("ok" if is_full else "shadow", own_ns if is_full else 1000, 45 * MS)
+        assert full <= found <= full + 1, (settles, own_ns)
+
+
 def test_a_period_does_not_flutter() -> None:
     """A little less than before is no reason to change."""
     period = taught(int(3 * BUDGET * 100 * MS / COST_PER_OWN), 100 * MS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.words.why_unwatched import MODELS, PATIENCE_S, Facts, forwards_known, why_unwatched
+from ddpwatch.analysis.diagnosis.words.why_unwatched import PATIENCE_S, Facts, forwards_known, why_unwatched
 from ddpwatch.run import startup
 from tests.support.frames import beat, bye
 
@@ -38,25 +38,26 @@ def read(tmp_path: Path, *lines: str) -> list[startup.Process]:
         # A worker of a rank has its number, and joins nothing.
         (
             ["2 start 0 1", "2 torch", "2 group 0 1", "9 start 0 1"],
-            "a process group of one rank, and no model in DDP or FSDP2 so far",
+            "a process group of one rank, and no optimizer has stepped so far",
         ),
         # Ranks that multiprocessing has started; the parent is none.
         (
             ["1 start", "1 torch", "2 start", "2 torch", "2 group 0 2", "3 start", "3 torch", "3 group 1 2"],
-            "a process group of 2 ranks, and no model in DDP or FSDP2 so far",
+            "a process group of 2 ranks, and no optimizer has stepped so far",
         ),
-        (["2 start 0 1", "2 torch", "2 group 0 1", "2 model wrapped"], "the model is wrapped, and its first report"),
+        (["2 start 0 1", "2 torch", "2 group 0 1", "2 model wrapped"], "the model is wrapped, and the first report"),
         (
             ["2 model wrapped", "3 model wrapped", "3 refused no such"],
             "a model in DDP or FSDP2 cannot be watched: no such",
         ),
-        (["2 start 0 1", "2 model wrapped", "2 model FSDP1", "2 error E: x"], MODELS["FSDP1"]),
+        (["2 start 0 1", "2 model loop"], "an optimizer has stepped, and the first report"),
+        (["2 model loop", "2 refused no such"], "the loop cannot be watched: no such"),
         # torchrun's own exception says nothing that its ranks' do not.
         (
             [*TORCHRUN, "2 start 0 2", "3 start 1 2", "2 error OSError: a", "3 error OSError: a", "1 error Failed: b"],
-            "ranks 0, 1 raised OSError: a, before a model was wrapped",
+            "ranks 0, 1 raised OSError: a, before anything was watched",
         ),
-        (["1 start", "1 error ModuleNotFoundError: no"], "the job raised ModuleNotFoundError: no, before a model"),
+        (["1 start", "1 error ModuleNotFoundError: no"], "the job raised ModuleNotFoundError: no, before anything"),
         (["1 start", "1 error OSError: x", "1 start 0 1", "1 torch"], "the job raised OSError: x"),  # a pid used again
         (["1 future word", "garbage", "2 start x y"], "3 Python processes, and torch has not been imported so far"),
     ],
@@ -73,7 +74,7 @@ def test_a_job_that_starts_is_not_told_what_to_do() -> None:
 
 def test_without_a_file_nothing_is_claimed_of_processes(tmp_path: Path) -> None:
     assert startup.read(tmp_path / "none") is None
-    assert why_unwatched(Facts(over=True)).text == "no rank has reached a model in DDP or FSDP2 that could be watched"
+    assert why_unwatched(Facts(over=True)).text == "no rank has reached what could be watched"
 
 
 def test_an_unfinished_line_waits(tmp_path: Path) -> None:
@@ -90,9 +91,7 @@ def test_the_file_is_private_and_new(tmp_path: Path) -> None:
 
 def test_the_bootstrap_looks_at_what_is_named_here() -> None:
     text = SITECUSTOMIZE.read_text()
-    assert all(f'"{module}": "install_unwatched"' in text for module, _ in startup.UNWATCHED_MODELS.values())
     assert f'"{startup.VARIABLE}"' in text
-    assert set(MODELS) == set(startup.UNWATCHED_MODELS)
 
 
 def test_a_process_writes_no_more_than_the_file_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

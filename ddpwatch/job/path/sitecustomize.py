@@ -63,9 +63,7 @@ _INSTALL = {  # in `ddpwatch.job.auto`, by the module that calls it
     "torch.distributed.fsdp._fully_shard._fsdp_state": "install_sharded",
     "ray.train.v2._internal.execution.worker_group.worker": "install_ray",
     "torch.distributed.distributed_c10d": "install_groups",
-    "torch.distributed.fsdp.fully_sharded_data_parallel": "install_unwatched",
-    "deepspeed.runtime.engine": "install_unwatched",
-    "megatron.core.distributed.distributed_data_parallel": "install_unwatched",
+    "torch.optim.optimizer": "install_loops",
 }
 _TOLD = {"torch": "torch", "torch.distributed.elastic.agent.server.api": "launcher"}  # once they are imported
 

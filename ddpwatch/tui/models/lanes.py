@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ddpwatch.analysis.groups import Role, outermost
 from ddpwatch.analysis.step import USE_NAMES, StepFigures, named_stretches, starts_of
 from ddpwatch.analysis.waiting import Flight, flights
 from ddpwatch.common.text import ms
 from ddpwatch.sampling.levels import FULL, status_name
 from ddpwatch.tui.models.by_rank import ByRank
 from ddpwatch.viewer.state import StepAcrossRanks
-from ddpwatch.wire.messages import Mark, Step
+from ddpwatch.wire.messages import ALL_REDUCE, OWN_COLLECTIVES, Mark, Step
 
 MAX_COMM_ROWS = 3
 _AWAITED = {"sync": "its buckets", "buffers": "DDP's buffers", "data": "data"}  # by phase
@@ -29,6 +30,8 @@ class Bar:
         transfer: Until then it waits for ``last_rank`` (see `Flight`).
         end: None if it was not measured.
         use: With FSDP2, what is done with a parameter group (see `USE_NAMES`); else empty.
+        role: Of its group.
+        own: Whether the job's own code issues it.
     """
 
     position: int
@@ -39,11 +42,18 @@ class Bar:
     end: int | None
     last_rank: int | None
     use: str
+    role: Role
+    own: bool
+
+    @property
+    def label(self) -> str:
+        """Its number; of the job's own, its operation."""
+        return USE_NAMES[self.use or ALL_REDUCE] if self.own else str(self.index)
 
     @property
     def name(self) -> str:
-        """Its number, with FSDP2 with its use."""
-        return f"{self.index} {USE_NAMES[self.use]}" if self.use else str(self.index)
+        """The same, with FSDP2 with its use."""
+        return f"{self.index} {USE_NAMES[self.use]}" if self.use and not self.own else self.label
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,9 @@ class Lane:
 
     def waits_for(self, phase: str) -> str:
         """Says that the rank waits in a phase, and for what; empty if it does not."""
-        awaited = "its parameter group" if phase == "sync" and self.step.comm_op else _AWAITED.get(phase)
+        awaited = _AWAITED.get(phase)
+        if phase == "sync" and self.step.comm_op:
+            awaited = "a collective" if OWN_COLLECTIVES in self.step.comm_module else "its parameter group"
         return f"waits for {awaited}" if awaited else ""
 
     def stretches(self) -> list[tuple[str, int, int]]:
@@ -85,17 +97,29 @@ class Lane:
     def bars(self) -> list[Bar]:
         """The buckets, in launch order."""
         at, step = self.offset_ns, self.step
-        uses = [key[4] for key in self.across.facts_of(self.rank).keys]
-        columns = zip(step.comm_label, step.comm_bytes, starts_of(step), self.flights, uses, strict=True)
-        return [
-            Bar(position, index, nbytes, at + start, at + start, None, None, use)
-            if flight is None
-            else Bar(position, index, nbytes, at + start, at + flight.transfer, at + flight.done, flight.last_rank, use)
-            for position, (index, nbytes, start, flight, use) in enumerate(columns)
-        ]
+        keys, role_of = self.across.facts_of(self.rank).keys, self.across.role_of
+        found = []
+        for position, (key, nbytes, start, flight) in enumerate(
+            zip(keys, step.comm_bytes, starts_of(step), self.flights, strict=True)
+        ):
+            module, index, _, group, use = key
+            transfer, done, last = (start, None, None) if flight is None else flight[1:]
+            end = None if done is None else at + done
+            role, own = role_of(group), module == OWN_COLLECTIVES
+            found.append(Bar(position, index, nbytes, at + start, at + transfer, end, last, use, role, own))
+        return found
+
+    @cached_property
+    def roles(self) -> list[Role]:
+        """The roles of its groups, if it communicates in several: each has a row."""
+        groups = self.across.facts_of(self.rank).keys.groups
+        roles = sorted(set(map(self.across.role_of, groups)), key=outermost)
+        return roles if len(roles) > 1 and OWN_COLLECTIVES in self.step.comm_module else []
 
     def stacked(self) -> list[list[Bar]]:
-        """Returns the bars on the fewest rows on which none covers another, in launch order."""
+        """Returns the bars on the fewest rows on which none covers another, in launch order, or by role."""
+        if self.roles:
+            return [[bar for bar in self.bars if bar.role == role] for role in self.roles]
         rows: list[list[Bar]] = []
         for bar in self.bars:
             free = next((row for row in rows if row[-1].end is None or row[-1].end <= bar.start), None)
@@ -179,6 +203,7 @@ class StepLanes:
         error_ns: How far a rank may be off on it.
         missing: Ranks that have not sent this step.
         comm_rows: Rows that a rank's buckets need so that none covers another, at most `MAX_COMM_ROWS`.
+        by_role: Whether these rows are those of the roles of groups.
         status: Empty for an ordinary step, else warm-up, aborted, light, bare or not synced.
     """
 
@@ -188,6 +213,7 @@ class StepLanes:
     length_ns: int
     missing: tuple[int, ...] = ()
     comm_rows: int = 1
+    by_role: bool = False
     status: str = ""
     error_ns: int = 0
 
@@ -226,6 +252,7 @@ def step_lanes(
         length_ns=max(step.end_ns - step.start_ns if step.comparable else step.longest_ns, 1),
         missing=tuple(rank for rank in ranks if rank not in step.members),
         comm_rows=min(comm_rows, MAX_COMM_ROWS),
+        by_role=any(lane.roles for lane in lanes[:_SAMPLED_RANKS]),
         status=_status(step, lanes),
         error_ns=max((shift.error for shift in step.shifts.values()), default=0) if step.comparable else 0,
     )

@@ -130,7 +130,7 @@ class RunLog:
 
     def _layout(self, layout: Layout, at_ns: int) -> None:
         key = (layout.module, layout.epoch)
-        if key not in self._layouts:
+        if key not in self._layouts and layout.kind != "call":  # the table of collectives has the places
             self._layouts.add(key)
             units = "parameter groups" if layout.kind == "group" else "buckets"
             text = f"{len(layout.buckets)} {units} for {len(layout.params)} parameters (layout {layout.epoch})"

@@ -122,6 +122,7 @@ class Overview:
     run_id: str = ""
     hello: Hello | None = None
     world_size: int = 0
+    parallelism: str = ""
     newest_step: int | None = None
     summary: Summary = field(default_factory=Summary)
     cost: Cost | None = None
@@ -203,6 +204,7 @@ class OverviewBuilder:
             run_id=state.run_id or link.name,
             hello=hellos[0] if hellos else None,
             world_size=state.world_size or len(state.ranks),
+            parallelism=state.groups.parallelism(),
             newest_step=newest.step if newest else None,
             summary=summary,
             cost=self._cost,

@@ -85,6 +85,7 @@ class Timeline:
     aligned: bool
     comm_rows: int
     title: str
+    by_role: bool = False
 
     def lanes_of(self, rank: int) -> list[Lane]:
         """Returns a rank's lane in each of the steps."""
@@ -97,7 +98,8 @@ def timeline_of_step(step: StepAcrossRanks, lanes: StepLanes) -> Timeline:
     title += f" ({lanes.status})" if lanes.status else ""
     title += lanes.clocks
     title += f", {len(lanes.missing)} ranks missing" if lanes.missing else ""
-    return Timeline((step,), (lanes.lanes,), lanes.lanes.ranks, lanes.length_ns, lanes.aligned, lanes.comm_rows, title)
+    axis = lanes.length_ns, lanes.aligned
+    return Timeline((step,), (lanes.lanes,), lanes.lanes.ranks, *axis, lanes.comm_rows, title, lanes.by_role)
 
 
 def timeline_of_seconds(
@@ -111,7 +113,8 @@ def timeline_of_seconds(
     by_rank = marks_by_rank(marks)
     lanes = tuple(lanes_of(step, ranks, origin, by_rank) for step in shown)
     title = f"the last {(end_ns - origin) / 1e9:.1f} s, steps {shown[0].step}–{shown[-1].step}"
-    return Timeline(shown, lanes, ranks, max(end_ns - origin, 1), True, min(comm_rows, MAX_COMM_ROWS), title)
+    rows, by_role = min(comm_rows, MAX_COMM_ROWS), any(lane.roles for lane in lanes[-1][:1])
+    return Timeline(shown, lanes, ranks, max(end_ns - origin, 1), True, rows, title, by_role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class _BucketAtCursor:
     lane: Lane
     bar: Bar
     step: StepAcrossRanks
-    others: list[int] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
 
 def inspect(timeline: Timeline, cursor: Cursor, names: LayerNames) -> Inspection:
@@ -162,8 +165,8 @@ def inspect(timeline: Timeline, cursor: Cursor, names: LayerNames) -> Inspection
         nothing = Field(f"no {carried} in flight", f"no {carried}", 0, "dim")
         return Inspection(tuple(position), (nothing,), measured=measured)
     step = next(step for step in timeline.steps if step.step == lane.step.step)
-    found = _BucketAtCursor(lane, in_flight[0], step, [bar.index for bar in in_flight[1:]])
-    return Inspection(tuple(position), tuple(_bucket(found)), _params(found, names), measured)
+    found = _BucketAtCursor(lane, in_flight[0], step, [bar.label for bar in in_flight[1:]])
+    return Inspection(tuple(position), tuple(_bucket(found, names)), _params(found, names), measured)
 
 
 def _measured(cursor: Cursor) -> str:
@@ -206,13 +209,13 @@ def _marks(lane: Lane, at: int) -> list[Field]:
     return [Field(f"◆ {shorten_name(mark.name, 24)}", "◆", 2) for mark in found]
 
 
-def _bucket(found: _BucketAtCursor) -> list[Field]:
+def _bucket(found: _BucketAtCursor, names: LayerNames) -> list[Field]:
     step, bar, offset = found.lane.step, found.bar, found.lane.offset_ns
     ready = step.comm_ready[bar.position]
     facts = found.step.facts_of(step.rank)
     exposed = facts.exposed[bar.position]
     fields = [
-        Field(f"group {bar.name}" if bar.use else f"bucket {bar.name}", f"b{bar.index}", 0, "strong"),
+        _which(found, names),
         Field(size(bar.nbytes), size(bar.nbytes), 4),
         Field(f"ready {ms(None if ready is None else offset + ready)}", "", 5),
         Field(f"launch {ms(bar.start)}", f"l {ms(bar.start)}", 1),
@@ -226,8 +229,17 @@ def _bucket(found: _BucketAtCursor) -> list[Field]:
         ),
     ]
     if found.others:
-        fields.append(Field(f"also in flight: {', '.join(map(str, found.others[:6]))}", "", 6, "dim"))
+        fields.append(Field(f"also in flight: {', '.join(found.others[:6])}", "", 6, "dim"))
     return fields
+
+
+def _which(found: _BucketAtCursor, names: LayerNames) -> Field:
+    bar = found.bar
+    if not bar.own:
+        return Field(f"group {bar.name}" if bar.use else f"bucket {bar.name}", f"b{bar.index}", 0, "strong")
+    place = names.bucket_layer(bar.index, module=found.lane.step.comm_module[bar.position])
+    at = f" at {shorten_name(place, 40)}" if place else ""
+    return Field(f"{bar.name}{at}, {bar.role}", bar.name, 0, "strong")
 
 
 def _waited(found: _BucketAtCursor) -> Field:

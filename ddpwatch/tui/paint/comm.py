@@ -114,7 +114,7 @@ def _runs(codes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 def _name(canvas: Canvas, bar: Bar, cells: Interval, y: int, waits: bool) -> None:
     """Names a bucket inside the cells that show it."""
-    name, (first, last) = str(bar.index), cells
+    name, (first, last) = bar.label, cells
     more = f"waits for rank {bar.last_rank}" if waits else f"· {size(bar.nbytes)}"
     x, text = centred(first, last, (f" {bar.name} {more} ", f" {bar.name} ", f" {name} ", name))
     if not text and len(name) <= last - first and canvas.style_at(first, y).startswith("comm"):
@@ -131,7 +131,7 @@ def _paint_launches(canvas: Canvas, lane: Lane, bars: Sequence[Bar], axis: Axis,
     """Paints signs for buckets of which only the launch is known."""
     for bar in bars:
         if axis.sees(bar.start, bar.start):
-            canvas.put(axis.span(bar.start, bar.start)[0], y, f"{LAUNCH}{bar.index if named else ''}", "launch")
+            canvas.put(axis.span(bar.start, bar.start)[0], y, f"{LAUNCH}{bar.label if named else ''}", "launch")
 
 
 # -- in half a row -------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class Column(Generic[T]):
         priority: 0 is dropped last.
         key: The value that rows are sorted by; None sorts last.
         style: A row's style.
+        align: As in a format: names start on the left.
     """
 
     heading: str
@@ -31,6 +32,7 @@ class Column(Generic[T]):
     priority: int = 0
     key: Callable[[T], float | None] = lambda _: None
     style: Callable[[T], str] = lambda _: "text"
+    align: str = ">"
 
 
 def columns_that_fit(columns: Sequence[Column[T]], width: int) -> list[Column[T]]:
@@ -70,7 +72,7 @@ def paint_grid(
         for column in kept:
             text = column.cell(row)
             style = "selected" if chosen else "dim" if text == UNKNOWN else column.style(row)
-            canvas.put(x, y, f"{shorten(text, column.width - 1):>{column.width - 1}}", style)
+            canvas.put(x, y, f"{shorten(text, column.width - 1):{column.align}{column.width - 1}}", style)
             x += column.width
     return 1 + sum(column.width for column in kept)
 
@@ -80,5 +82,5 @@ def _paint_headings(canvas: Canvas, columns: Sequence[Column[T]], sorted_by: str
     for column in columns:
         sorts = column.heading == sorted_by
         text = f"{column.heading}{SORTED}" if sorts else column.heading
-        canvas.put(x, 0, f"{text:>{column.width - 1}}", "heading-strong" if sorts else "heading")
+        canvas.put(x, 0, f"{text:{column.align}{column.width - 1}}", "heading-strong" if sorts else "heading")
         x += column.width

@@ -128,7 +128,10 @@ def _identity(model: Overview) -> list[Field]:
     if hello is None:
         return fields
     ranks = f"{world} rank{'s' if world != 1 else ''}"
-    fields += [_plain(shorten_name(hello.script, 32), 3), _plain(ranks, 1), _plain(shorten_name(hello.backend, 12), 2)]
+    parallel = shorten_name(model.parallelism, 32)
+    fields += [_plain(shorten_name(hello.script, 32), 3)]
+    fields += [Field(f"{ranks}: {parallel}", parallel, 1) if parallel else _plain(ranks, 1)]
+    fields += [_plain(shorten_name(hello.backend, 12), 2)]
     fields += [
         _sampling(model),
         Field(f"{shorten_name(hello.timing_source, 12)} timing", shorten_name(hello.timing_source, 12), 4),

@@ -13,7 +13,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.comm import centred, paint_comm, paint_halves
 from ddpwatch.tui.paint.glyphs import HOOK_BOTH, HOOK_LEFT, HOOK_RIGHT, IDLE, MARK, MARK_LINE, PHASES
 from ddpwatch.tui.paint.legend import legend
-from ddpwatch.tui.text import shorten_name
+from ddpwatch.tui.text import shorten, shorten_name
 
 LEAST_GUTTER = 4
 _LABELS = {
@@ -40,16 +40,21 @@ class LaneRows:
         return self.hooks + self.compute + self.comm * self.thick + self.gap
 
 
-def choices(comm: int) -> list[LaneRows]:
-    """Lists choices from roomy to tight, for ranks whose buckets need ``comm`` rows."""
+def choices(comm: int, by_role: bool = False) -> list[LaneRows]:
+    """Lists choices from roomy to tight, for ranks whose buckets need ``comm`` rows.
+
+    Rows by the role of groups stay longer than those of hooks.
+    """
     roomy = [LaneRows(1, 3, comm, 1, thick=2), LaneRows(1, 2, comm, 1), LaneRows(1, 1, comm, 1)]
     tight = [LaneRows(1, 1, fewer, 0) for fewer in range(comm, 0, -1)]
+    if by_role:
+        tight[1:] = [LaneRows(0, 1, comm, 0)]
     return [*roomy, *tight, LaneRows(0, 1, 1, 0), LaneRows(0, 1, 0, 0)]
 
 
 def lane_rows(lanes: StepLanes, height: int) -> LaneRows:
     """Returns the roomiest rows with which every rank fits; the tightest if none does."""
-    options = choices(lanes.comm_rows)
+    options = choices(lanes.comm_rows, lanes.by_role)
     return next((rows for rows in options if rows.height * len(lanes.lanes) <= height + rows.gap), options[-1])
 
 
@@ -104,7 +109,7 @@ def paint_lanes(
 
 def _gutter(lanes: StepLanes, rows: LaneRows, width: int) -> int:
     digits = len(str(lanes.lanes.ranks[-1])) if lanes.lanes else 1
-    if rows.hooks and width >= 40:
+    if (rows.hooks or lanes.by_role) and width >= 40:
         return max(9, digits + 6)
     return max(LEAST_GUTTER, digits + 2) if width >= 20 else 0
 
@@ -151,13 +156,17 @@ def _on(axis: Axis, lane: Lane, start: int, end: int) -> bool:
 def _label(canvas: Canvas, lane: Lane, axis: Axis, rows: LaneRows, y: int) -> None:
     if not axis.left:
         return
-    if not rows.hooks:
+    if not rows.hooks and not (lane.roles and rows.comm):
         canvas.put(0, y, f"{lane.rank:>{axis.left - 2}}", "strong")
         return
     canvas.put(0, y, f" rank {lane.rank}", "strong")
-    canvas.put(0, y + 1 + (rows.compute - 1) // 2, " compute", "dim")
-    if rows.comm:
-        canvas.put(0, y + 1 + rows.compute, " comm", "dim")
+    if rows.hooks:
+        canvas.put(0, y + 1 + (rows.compute - 1) // 2, " compute", "dim")
+    named = [str(role) for role in lane.roles] if rows.comm > 1 else []
+    if len(named) > rows.comm > 1:
+        named[rows.comm - 1 :] = ["others"]
+    for number, name in enumerate(named or ["comm"] * min(rows.comm, 1)):
+        canvas.put(0, y + rows.hooks + rows.compute + number * rows.thick, shorten(f" {name}", axis.left), "dim")
 
 
 def _paint_hooks(canvas: Canvas, lane: Lane, axis: Axis, y: int) -> None:

@@ -34,9 +34,12 @@ def timeline_rows(timeline: Timeline, height: int, density: int = 0) -> LaneRows
 
     ``density`` 1 and 2 choose tighter ones.
     """
-    options = choices(timeline.comm_rows)
+    options = choices(timeline.comm_rows, timeline.by_role)
     room = lanes_height(height)
-    least = next(i for i, rows in enumerate(options) if rows.comm == 1 and rows.gap == 0 and rows.hooks)
+    least = next(
+        i for i, rows in enumerate(options)
+        if rows.gap == 0 and (not rows.hooks if timeline.by_role else rows.comm == 1 and rows.hooks)
+    )  # fmt: skip
     fitting = (i for i, rows in enumerate(options) if rows.height * len(timeline.ranks) <= room + rows.gap)
     chosen = min(next(fitting, least), least)
     return options[min(chosen + density, len(options) - 1) if density < _DENSITIES - 1 else -1]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
-from ddpwatch.tui.views.buckets import BucketsView
+from ddpwatch.tui.views.collectives import CollectivesView
 from ddpwatch.tui.views.compare import CompareView
 from ddpwatch.tui.views.devices import DevicesView
 from ddpwatch.tui.views.log import LogView
@@ -20,7 +20,7 @@ __all__ = ["VIEWS", "RunView", "Views"]
 VIEWS: dict[str, type[RunView]] = {
     "1": OverviewView,
     "2": TimelineView,
-    "3": BucketsView,
+    "3": CollectivesView,
     "4": RanksView,
     "5": DevicesView,
     "6": CompareView,
@@ -41,14 +41,15 @@ class Views:
     def __init__(self, session: ViewerSession, timeline_s: float, show_step: Callable[[int], None]) -> None:
         self.overview = OverviewView(session)
         self.timeline = TimelineView(session, timeline_s)
-        self.buckets = BucketsView(session)
+        self.collectives = CollectivesView(session)
         self.ranks = RanksView(session)
         self.devices = DevicesView(session)
         self.compare = CompareView(session)
         self.log = LogView(session, show_step)
         self.whatif = WhatIfView(session)
         views = (
-            self.overview, self.timeline, self.buckets, self.ranks, self.devices, self.compare, self.log, self.whatif
+            self.overview, self.timeline, self.collectives, self.ranks, self.devices, self.compare, self.log,
+            self.whatif,
         )  # fmt: skip
         self.by_key: dict[str, RunView] = dict(zip(VIEWS, views, strict=True))
 

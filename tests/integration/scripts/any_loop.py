@@ -2,8 +2,8 @@
 
 Each is a small model trained as its users do it, and knows nothing of ddpwatch. Every rank prints a digest of its
 losses and parameters. In FOLDER, it leaves ``RANK.json``: how many updates it made, and how many collectives torch's
-own flight recorder counted by process group and operation (set ``TORCH_FR_BUFFER_SIZE``). ``SLOW=RANK`` makes one rank
-slow where such jobs are.
+own flight recorder had counted at each, by process group and operation (set ``TORCH_FR_BUFFER_SIZE``). ``SLOW=RANK``
+makes one rank slow where such jobs are.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 STEPS, WIDTH, ROWS = 20, 32, 8
 JOBS: dict[str, Callable[[], None]] = {}
 updates = 0
+counts: list[dict[str, dict[str, int]]] = []  # of collectives, at each update
 digest = hashlib.sha256()
 
 
@@ -57,6 +58,8 @@ def trained(loss: Tensor | None, module: nn.Module | None = None) -> None:
     """Notes an update; at the end, the parameters."""
     global updates
     updates += module is None
+    if len(sys.argv) > 2 and dist.is_initialized():
+        counts.append(counted())
     if loss is not None:
         digest.update(repr(loss.item()).encode())
     for parameter in () if module is None else module.parameters():
@@ -197,24 +200,77 @@ def pipeline_1f1b_and_ddp() -> None:
     )
 
 
+@job
+def own_dp_and_tp() -> None:
+    """Columns and rows of two matrices by hand, and gradients averaged by hand, as in Megatron."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dp, tp = mesh["dp"].get_group(), mesh["tp"].get_group()
+
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, part: Tensor) -> Tensor:
+            whole = part.clone()
+            dist.all_reduce(whole, group=tp)
+            return whole
+
+        @staticmethod
+        def backward(context: Any, *gradients: Tensor) -> Any:
+            return gradients[0]
+
+    model = layers(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        rows = batch(step, mesh["dp"].get_local_rank())
+        for layer in (model[0], model[2]):
+            rows = Summed.apply(layer(rows)).tanh()
+        be_slow()
+        loss = rows.square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=dp)
+        optimizer.step()
+        optimizer.zero_grad()
+        trained(loss)
+    trained(None, model)
+
+
 # -- own collectives ---------------------------------------------------------------------------------------------------
 
 
 class Experts(nn.Module):
     """Tokens go to the rank of their expert, and back; experts are trained by their rank alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Any = None) -> None:
         super().__init__()
-        self.before, self.expert, self.after = layers(1), layers(1), layers(1)
+        self.before, self.expert, self.after, self.group = layers(1), layers(1), layers(1), group or dist.group.WORLD
 
     def forward(self, rows: Tensor) -> Tensor:
         from torch.distributed.nn.functional import all_to_all_single
 
         hidden = self.before(rows)
-        sent = all_to_all_single(torch.empty_like(hidden), hidden)
+        sent = all_to_all_single(torch.empty_like(hidden), hidden, group=self.group)
         worked = self.expert(sent)
         be_slow()
-        return self.after(all_to_all_single(torch.empty_like(worked), worked))
+        return self.after(all_to_all_single(torch.empty_like(worked), worked, group=self.group))
+
+
+@job
+def own_mixture_of_experts() -> None:
+    """Without a wrapper; what all ranks share is averaged by hand."""
+    model = Experts(dist.new_group(group_desc="ep"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        loss = model(batch(step)).square().mean()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            if not name.startswith("expert"):
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        trained(loss)
+    trained(None, model)
 
 
 @job
@@ -361,7 +417,8 @@ def now_and_then(every: int, outer: bool) -> None:
         loss.backward()
         inner.step()
         inner.zero_grad()
-        trained(loss)
+        if not outer:
+            trained(loss)
         if (step + 1) % every == 0:
             with torch.no_grad():
                 for parameter, old in zip(model.parameters(), kept, strict=True):
@@ -377,6 +434,8 @@ def now_and_then(every: int, outer: bool) -> None:
                 with torch.no_grad():
                     for parameter, old in zip(model.parameters(), kept, strict=True):
                         parameter.copy_(old)
+        if outer:
+            trained(loss)
     trained(None, model)
 
 
@@ -543,8 +602,7 @@ def main(name: str, folder: Path | None = None) -> None:
     JOBS[name]()
     print(f"rank {rank} {digest.hexdigest()[:16]}", flush=True)
     if folder is not None:
-        counts = counted() if name != "alone" else {}
-        (folder / f"{rank}.json").write_text(json.dumps({"updates": updates, "collectives": counts}))
+        (folder / f"{rank}.json").write_text(json.dumps({"updates": updates, "collectives": counts[:updates]}))
     if dist.is_initialized():
         dist.destroy_process_group()
 

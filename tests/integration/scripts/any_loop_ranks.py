@@ -9,6 +9,8 @@ RANKS = {
     "ddp_and_tp": 4,
     "pipeline_1f1b": 2,
     "pipeline_1f1b_and_ddp": 4,
+    "own_dp_and_tp": 4,
+    "own_mixture_of_experts": 2,
     "mixture_of_experts": 2,
     "clip": 2,
     "own_optimizer": 2,

@@ -3,6 +3,7 @@
 ``blind.py CASE [FILE]`` goes on until the file is there.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -36,14 +37,6 @@ def built() -> nn.Module:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
-    if CASE == "deepspeed":
-        from deepspeed.runtime.engine import DeepSpeedEngine
-
-        return DeepSpeedEngine(nn.Linear(4, 4))
-    if CASE == "megatron":
-        from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel as Megatron
-
-        return Megatron(nn.Linear(4, 4))
     if CASE == "refused":
         torch._dynamo.config.optimize_ddp = "python_reducer"
         return DistributedDataParallel(nn.Linear(4, 4))
@@ -57,7 +50,7 @@ def built() -> nn.Module:
 
 
 def main() -> None:
-    if CASE not in ("alone", "no-group"):
+    if CASE not in ("alone", "no-group") and "RANK" in os.environ:
         dist.init_process_group("gloo")
     if CASE == "crash":
         raise FileNotFoundError(2, "No such file or directory", "/no/such/data")
@@ -71,7 +64,8 @@ def main() -> None:
         if CASE == "by-hand":
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
-        optimizer.step()
+        if CASE != "no-update":
+            optimizer.step()
     while sys.argv[2:] and not Path(sys.argv[2]).exists():
         time.sleep(0.05)
     del model, optimizer

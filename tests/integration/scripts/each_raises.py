@@ -69,6 +69,21 @@ def fsdp2() -> nn.Module:
     return fully_shard(model)
 
 
+@shape
+def loop() -> nn.Module:
+    """Without a wrapper: gradients are reduced as soon as they are there, one of two without waiting at once."""
+    model = layers()
+
+    def reduce(parameter: torch.Tensor) -> None:
+        work = dist.all_reduce(parameter.grad, async_op=parameter.dim() > 1)
+        if work is not None:
+            work.wait()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(reduce)
+    return model
+
+
 def train(build: Callable[[], nn.Module], reached: Callable[[int], None] = lambda step: None) -> str:
     """Trains a new model; a digest of its losses and parameters."""
     torch.manual_seed(3)
@@ -242,6 +257,8 @@ def watched(build: Callable[[], nn.Module], by: Tracer, session: ModuleType) -> 
     from ddpwatch.job import auto
 
     session._sessions = next(numbers)  # type: ignore[attr-defined] # one may fail on one rank only
+    auto._told = False
+    auto.install_loops(sys.modules["torch.optim.optimizer"])
     auto.install(sys.modules["torch.nn.parallel.distributed"])
     auto.install_sharded(sys.modules["torch.distributed.fsdp._fully_shard._fsdp_state"])
     try:

@@ -18,7 +18,9 @@ class LayoutsDiffer:
         self._layouts: dict[tuple[int, int, int], dict[_Buckets, set[int]]] = {}  # the ranks that have which
 
     def add_layout(self, layout: Layout) -> None:
-        """Takes a rank's layout."""
+        """Takes a rank's layout. Ranks may issue their own collectives in different places."""
+        if layout.kind == "call":
+            return
         key = layout.module, layout.group, layout.epoch
         buckets = tuple(layout.params), tuple(tuple(bucket.params) for bucket in layout.buckets)
         if key not in self._layouts and len(self._layouts) >= KEEP_LAYOUTS:

@@ -23,6 +23,7 @@ _LOGGED = ("read the stacks", "see its incidents")
 _PREDICTS = "predicts what would help: other bucket sizes, comm hooks, links"
 _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
+    "call": "start collectives earlier (async_op=True), and wait where results are used: see the timeline",
 }
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
@@ -54,7 +55,7 @@ class JobPlaces:
 
     Attributes:
         source: What `ddpwatch whatif` reads: a recording; else the newest run of the job.
-        layout_kind: What its collectives carry: DDP's buckets, or FSDP2's parameter groups.
+        layout_kind: What its collectives carry: DDP's buckets, FSDP2's groups, or what calls of its own do.
     """
 
     def __init__(self, source: str = "") -> None:

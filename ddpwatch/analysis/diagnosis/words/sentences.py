@@ -78,8 +78,13 @@ def unit(names: LayerNames | None, rank: int | None = None) -> str:
 
 
 def bucket_named(bucket: ModuleBucket, names: LayerNames | None, rank: int | None = None) -> str:
-    """Returns the bucket's index, with its module's number unless that is 0, and its largest parameter, if known."""
+    """Returns the bucket's index, with its module's number unless that is 0, and its largest parameter, if known.
+
+    Of a job's own collective, the place that issues it.
+    """
     module, index = bucket
     number = f"{module}:{index}" if module else str(index)
     layer = names.bucket_layer(index, rank, module) if names is not None else ""
+    if layer and unit(names, rank) == "collective":
+        return layer
     return f"{number} ({layer})" if layer else number

@@ -33,6 +33,8 @@ class Off:
         who, since = ranks_named(self.ranks), "" if self.step is None else f" from step {self.step} on"
         if self.feature == WATCHING:
             return f"{who} {'is' if len(self.ranks) == 1 else 'are'} not watched{since}: {self.reason}"
+        if self.feature == "collectives":  # "no collectives" would say that there are none
+            return f"collectives of {who} are not seen{since}: {self.reason}"
         return f"no {self.feature} of {who}{since}: {self.reason}"
 
     @property
@@ -40,7 +42,7 @@ class Off:
         """The same in a few words."""
         if self.feature == WATCHING:
             return f"{ranks_named(self.ranks)} not watched"
-        return f"no {self.feature}"
+        return "collectives not seen" if self.feature == "collectives" else f"no {self.feature}"
 
 
 class TurnedOff:

@@ -11,23 +11,15 @@ from ddpwatch.run.startup import Process
 from ddpwatch.wire.messages import Beat, Bye
 
 PATIENCE_S: Final = 20.0  # that a job takes to start, before a hint says what to do
-WATCHED: Final = "what is watched: DistributedDataParallel, and FSDP2 (fully_shard)"
-WRAP: Final = (
-    "wrap the model in DistributedDataParallel or fully_shard: gradients that are reduced in other ways are not watched"
+WATCHED: Final = (
+    "what is watched: models in DistributedDataParallel or FSDP2, and loops whose torch.optim.Optimizer steps"
 )
+STEP: Final = "a loop without DDP or FSDP2 is watched from the first step of a torch.optim.Optimizer on"
 KEEP_THE_PATH: Final = (
     "ddpwatch is loaded through PYTHONPATH: keep it when you set that (…:$PYTHONPATH), and start ranks on this host, "
     "outside containers, without -I and -E; or call ddpwatch.watch(model) in the script"
 )
-START_SEVERAL: Final = (
-    "start several ranks (torchrun --nproc-per-node=2), and wrap the model in DistributedDataParallel"
-)
-JOIN: Final = "call torch.distributed.init_process_group, and wrap the model in DistributedDataParallel"
-MODELS: Final = {
-    "FSDP1": "the model is wrapped in FullyShardedDataParallel (FSDP1), which is not watched",
-    "DeepSpeed": "DeepSpeed's engine trains the model, which is not watched",
-    "Megatron": "Megatron's own DistributedDataParallel trains the model, which is not watched",
-}
+JOIN: Final = "call torch.distributed.init_process_group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +60,10 @@ def why_unwatched(facts: Facts) -> Why:
     if facts.watched:
         return _without_step(facts.forwards)
     if facts.processes is None:
-        return _so_far(facts, "no rank has reached a model in DDP or FSDP2 that could be watched", WRAP)
+        return _so_far(facts, "no rank has reached what could be watched", WATCHED)
     found = facts.processes
-    if models := {process.model for process in found if process.model}:
-        named = next((name for name in MODELS if name in models), None)
-        return _wrapped(found, facts) if named is None else Why(MODELS[named], WATCHED)
+    if any(process.model for process in found):
+        return _about_to_report(found, facts)
     return _raised(found) or _without_model(found, facts)
 
 
@@ -98,13 +89,16 @@ def _without_step(forwards: bool | None) -> Why:
     )
 
 
-def _wrapped(found: Sequence[Process], facts: Facts) -> Why:
-    """Says why a model in DDP or FSDP2 has no run."""
+def _about_to_report(found: Sequence[Process], facts: Facts) -> Why:
+    """Says why what could be watched has no run."""
+    wrapped = any(process.model == "wrapped" for process in found)
     if refused := next((process.refused for process in found if process.refused), ""):
-        return Why(f"a model in DDP or FSDP2 cannot be watched: {refused}")
+        return Why(f"{'a model in DDP or FSDP2' if wrapped else 'the loop'} cannot be watched: {refused}")
+    what, is_there = ("a model was", "the model is") if wrapped else ("an optimizer has", "an optimizer has")
+    did = "wrapped" if wrapped else "stepped"
     if facts.over:
-        return Why("a model was wrapped, and the job ended before its first report", "ddpwatch needs a second or two")
-    return Why("the model is wrapped, and its first report is under way")
+        return Why(f"{what} {did}, and the job ended before its first report", "ddpwatch needs a second or two")
+    return Why(f"{is_there} {did}, and the first report is under way")
 
 
 def _raised(processes: Sequence[Process]) -> Why | None:
@@ -117,7 +111,7 @@ def _raised(processes: Sequence[Process]) -> Why | None:
     error = max(errors, key=errors.count)
     named = sorted({process.rank for process in ranks if process.rank is not None and process.error == error})
     who = ranks_named(named) if named else "the job"
-    return Why(f"{who} raised {error}, before a model was wrapped", "the job's output has the traceback")
+    return Why(f"{who} raised {error}, before anything was watched", "the job's output has the traceback")
 
 
 def _without_model(found: Sequence[Process], facts: Facts) -> Why:
@@ -127,7 +121,7 @@ def _without_model(found: Sequence[Process], facts: Facts) -> Why:
     size = max((process.group or 0 for process in ranks), default=0)
     importers = sum(process.torch for process in found)
     if size and (facts.over or all(process.group for process in ranks)):
-        return _so_far(facts, f"a process group of {_count(size, 'rank')}, and no model in DDP or FSDP2", WRAP)
+        return _so_far(facts, f"a process group of {_count(size, 'rank')}, and no optimizer has stepped", STEP)
     if ranks and not facts.over:
         return Why(("torchrun has started, and " if launched else "") + _progress(ranks))
     if ranks:
@@ -135,7 +129,7 @@ def _without_model(found: Sequence[Process], facts: Facts) -> Why:
     if launched:
         return _so_far(facts, "torchrun has started, and none of its ranks has reported to ddpwatch", KEEP_THE_PATH)
     if importers:
-        return _so_far(facts, f"{_count(importers, 'process')} with torch, and no process group", START_SEVERAL)
+        return _so_far(facts, f"{_count(importers, 'process')} with torch, and no optimizer has stepped", STEP)
     if found:
         return _so_far(facts, f"{_count(len(found), 'Python process')}, and torch has not been imported", WATCHED)
     return _so_far(facts, "no Python process of the job has reported to ddpwatch", KEEP_THE_PATH)

@@ -1,18 +1,23 @@
-"""The Buckets view: a table with a bar per bucket, and one bucket in detail."""
+"""The Collectives view: a table with a bar per row, and one row in detail: a bucket, a parameter group, or a place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ddpwatch.analysis.buckets import BucketStep, BucketSummary
 from ddpwatch.analysis.step import BACKWARD_GATHER, USE_NAMES
 from ddpwatch.common.text import UNKNOWN, ms, one_of, percent, size, three_digits
 from ddpwatch.tui.paint.canvas import Canvas, Row
+from ddpwatch.tui.paint.glyphs import COMM
 from ddpwatch.tui.paint.grid import Column, paint_grid
 from ddpwatch.tui.paint.spark import paint_columns
 from ddpwatch.tui.text import shorten, shorten_name
+from ddpwatch.wire.messages import LayoutKind
 
 _LEAST_BAR = 16
+_WIDTHS = {"wait ms": 8, "exposed ms": 11, "last rank": 11}  # of columns that are narrower beside a place's name
+_DROPPED = {"transfer ms": 4, "bytes": 3, "busbw GB/s": 7}  # and when they give way
 _CHART_ROWS = 4
 
 
@@ -25,8 +30,13 @@ def _numbered(row: BucketSummary) -> str:
     return f"{row.module}:{row.index}" if row.module else str(row.index)
 
 
-COLUMNS: tuple[Column[BucketSummary], ...] = (
-    Column("bucket", 8, _numbered, 0, lambda r: r.index),
+_USES = {
+    **USE_NAMES, "all_gather": "gather", BACKWARD_GATHER: "gather b", "reduce_scatter": "scatter",
+    "all_reduce": "reduce",
+}  # fmt: skip
+_BUCKET: Column[BucketSummary] = Column("bucket", 8, _numbered, 0, lambda r: r.index)
+_GROUP: Column[BucketSummary] = Column("group", 13, lambda r: f"{r.index} {_USES[r.use]:<8}", 0, lambda r: r.index)
+_PLACED: tuple[Column[BucketSummary], ...] = (  # in the step: of what each step has once
     Column("bytes", 11, lambda r: size(r.nbytes), 5, lambda r: r.nbytes),
     Column("ready ms", 10, lambda r: ms(r.ready), 6, lambda r: r.ready),
     Column("launch ms", 11, lambda r: ms(r.launch), 2, lambda r: r.launch),
@@ -34,22 +44,34 @@ COLUMNS: tuple[Column[BucketSummary], ...] = (
     Column("wait ms", 9, lambda r: ms(r.wait), 1, lambda r: r.wait),
     Column("transfer ms", 13, lambda r: ms(r.transfer), 3, lambda r: r.transfer),
     Column("exposed ms", 12, lambda r: ms(r.exposed), 1, lambda r: r.exposed, _exposed_style),
-    Column(
-        "busbw GB/s", 12, lambda r: three_digits(None if r.busbw is None else r.busbw / 1e9), 7, lambda r: r.busbw
-    ),
+    Column("busbw GB/s", 12, lambda r: three_digits(None if r.busbw is None else r.busbw / 1e9), 7, lambda r: r.busbw),
     Column("last rank", 11, lambda r: _last(r), 2, lambda r: r.last_share),
-)  # fmt: skip
-
-
-_USES = {"all_gather": "gather", BACKWARD_GATHER: "gather b", "reduce_scatter": "scatter", "all_reduce": "reduce"}
-GROUP_COLUMN: Column[BucketSummary] = Column(
-    "group", 13, lambda r: f"{r.index} {_USES.get(r.use, ''):<8}", 0, lambda r: r.index
 )
+COLUMNS: Mapping[LayoutKind, tuple[Column[BucketSummary], ...]] = {
+    "bucket": (_BUCKET, *_PLACED),
+    "group": (_GROUP, *_PLACED),
+    "call": (
+        Column("place", 20, lambda r: _place(r), 0, lambda r: r.exposed, align="<"),
+        Column("operation", 15, lambda r: _operation(r), 1, align="<"),
+        Column("group", 9, lambda r: shorten(str(r.role), 8) or UNKNOWN, 1, lambda r: r.role.size, align="<"),
+        Column("n", 4, lambda r: f"{r.per_step or 0:g}", 2, lambda r: r.per_step),
+        *(replace(column, width=_WIDTHS.get(column.heading, column.width), priority=_DROPPED.get(column.heading, 0))
+          for column in _PLACED if column.heading not in ("ready ms", "launch ms", "done ms")),
+    ),
+}  # fmt: skip
 
 
-def _columns(rows: Sequence[BucketSummary]) -> tuple[Column[BucketSummary], ...]:
-    """Returns the columns; with FSDP2, a parameter group takes the place of a bucket."""
-    return (GROUP_COLUMN, *COLUMNS[1:]) if any(row.use for row in rows) else COLUMNS
+def kind_of(rows: Sequence[BucketSummary]) -> LayoutKind:
+    """Returns whose columns a table has: those for places if there is any, as these fit all else."""
+    return max((row.kind for row in rows), key=("bucket", "group", "call").index, default="bucket")
+
+
+def _place(row: BucketSummary) -> str:
+    return row.name if row.kind == "call" and row.name else _named(row)
+
+
+def _operation(row: BucketSummary) -> str:
+    return "all-gather bwd" if row.use == BACKWARD_GATHER else USE_NAMES[row.use or "all_reduce"]
 
 
 def _last(row: BucketSummary) -> str:
@@ -66,50 +88,59 @@ def _last_in_full(row: BucketSummary) -> str:
     return f"last on {one_of(row.last_ranks)} in {percent(row.last_share)}"
 
 
-def paint_buckets(
+def paint_collectives(
     rows: Sequence[BucketSummary],
-    layers: Sequence[str],
     size_: tuple[int, int],
     first: int,
     selected: int,
     sorted_by: str,
+    unseen: str = "",
 ) -> list[Row]:
-    """Paints the table, its bars (launch to done over the backward) and the selected bucket's largest parameter.
+    """Paints the table, its bars and what the selected row is of.
+
+    Bars show launch to done over the backward; of a place, how long its collectives wait and travel in a step.
 
     Args:
-        rows: The buckets, sorted.
-        layers: The name of each row's largest parameter.
+        rows: The rows, sorted.
         size_: Columns and rows of the body.
         first: The index of the first row in view.
         selected: The index of the selected row.
         sorted_by: Heading of the column sorted by.
+        unseen: Why none is seen, if that is so.
     """
     width, height = size_
     canvas = Canvas(width, height)
     if not rows:
-        canvas.put(1, 1, f"{UNKNOWN} no bucket in the newest steps", "dim")
+        canvas.put(1, 1, shorten(f"{UNKNOWN} {unseen or 'no collective in the newest steps'}", width - 2), "dim")
         return canvas.rows()
     table = Canvas(width, height - 1)
+    kind = kind_of(rows)
     room = width if width < 100 else int(width * 0.68)
-    columns = _columns(rows)
-    heading = columns[0].heading if sorted_by == COLUMNS[0].heading else sorted_by
-    x = paint_grid(table, columns, rows, first, selected, heading, room)
-    longest = max((row.done or row.launch or 0 for row in rows), default=0) or 1
+    x = paint_grid(table, COLUMNS[kind], rows, first, selected, sorted_by, room)
     if width - x >= _LEAST_BAR:
-        origin = "forward" if any(row.use for row in rows) else "backward"
-        title = f"launch to done, {ms(longest)} ms from the {origin}'s start"
+        longest, title, paint = _BARS[kind](rows)
         table.put(x + 1, 0, shorten(title, width - x - 2), "heading")
         for y, row in enumerate(rows[first : first + height - 2], start=1):
-            _paint_bar(table, row, x + 1, width - x - 2, longest, y)
+            paint(table, row, x + 1, width - x - 2, longest, y)
     _copy(table, canvas)
-    layer = layers[selected] if selected < len(layers) else ""
     row = rows[selected]
-    note = f"{_named(row)}: {shorten_name(layer, 80) or 'its layout is not known'}, {row.steps} steps"
-    canvas.put(1, height - 1, shorten(note + "   Enter: its history and parameters", width - 2), "dim")
+    canvas.put(1, height - 1, shorten(f"{_note(row)}, {row.steps} steps   Enter: {_more(row)}", width - 2), "dim")
     return canvas.rows()
 
 
+def _note(row: BucketSummary) -> str:
+    if row.kind == "call":
+        return f"{_named(row)}, {_operation(row)} in {str(row.role) or UNKNOWN}, {row.per_step or 0:g} a step"
+    return f"{_named(row)}: {shorten_name(row.name, 80) or 'its layout is not known'}"
+
+
+def _more(row: BucketSummary) -> str:
+    return "its history" if row.kind == "call" else "its history and parameters"
+
+
 def _named(row: BucketSummary) -> str:
+    if row.kind == "call":
+        return shorten_name(row.name, 80) or f"place {row.index}"
     return f"group {row.index}, {USE_NAMES[row.use]}" if row.use else f"bucket {_numbered(row)}"
 
 
@@ -132,6 +163,32 @@ def _paint_bar(canvas: Canvas, row: BucketSummary, x: int, width: int, longest: 
     canvas.fill(x + last - hatched, x + last, y, "╱", "exposed")
 
 
+def _paint_cost(canvas: Canvas, row: BucketSummary, x: int, width: int, longest: float, y: int) -> None:
+    waits = round((row.wait or 0.0) * width / longest)
+    canvas.fill(x, x + waits, y, COMM["waits"], "waits")
+    travels = round(((row.wait or 0.0) + (row.transfer or 0.0)) * width / longest)
+    canvas.fill(x + waits, x + travels, y, COMM["comm-a"], "comm-a")
+
+
+_Bars = tuple[float, str, Callable[[Canvas, BucketSummary, int, int, float, int], None]]  # longest, title, painter
+
+
+def _placed_bars(rows: Sequence[BucketSummary]) -> _Bars:
+    longest = max((row.done or row.launch or 0 for row in rows), default=0) or 1
+    origin = "forward" if any(row.use for row in rows) else "backward"
+    return longest, f"launch to done, {ms(longest)} ms from the {origin}'s start", _paint_bar
+
+
+def _cost_bars(rows: Sequence[BucketSummary]) -> _Bars:
+    longest = max(((row.wait or 0) + (row.transfer or 0) for row in rows), default=0) or 1
+    return longest, f"wait, then transfer, in a step ({ms(longest)} ms)", _paint_cost
+
+
+_BARS: Mapping[LayoutKind, Callable[[Sequence[BucketSummary]], _Bars]] = {
+    "bucket": _placed_bars, "group": _placed_bars, "call": _cost_bars
+}  # fmt: skip
+
+
 def paint_bucket(
     row: BucketSummary,
     history: Sequence[tuple[int, BucketStep]],
@@ -149,6 +206,8 @@ def paint_bucket(
     canvas.fill(0, width, 0, " ", "heading")
     carried = f"{len(params)} parameter{'' if len(params) == 1 else 's'}"
     title = f"{_named(row)}: {size(row.nbytes)}, {carried}, launched at {ms(row.launch)} ms"
+    if row.kind == "call":
+        title = f"{_note(row)}: {size(row.nbytes)}"
     canvas.put(1, 0, shorten(f"{title}, {_last_in_full(row)}   Escape: back", width - 2), "heading-strong")
     y = 1
     tall = _CHART_ROWS if height >= 24 else 2
@@ -162,9 +221,9 @@ def paint_bucket(
         canvas.put(1, y + 1, f"≤ {ms(top)} ms" if top is not None else UNKNOWN, "dim")
         paint_columns(canvas, values, (14, y, width - 15, tall), style)
         y += tall
-    if row.use:
+    if row.kind == "group":
         _paint_members(canvas, params, y, first)
-    else:
+    elif row.kind == "bucket":
         _paint_params(canvas, params, fired, y, first)
     return canvas.rows()
 

@@ -1,4 +1,4 @@
-"""The view of buckets, by Pilot."""
+"""The view of collectives, by Pilot."""
 
 from ddpwatch.wire.messages import BucketLayout, Layout
 from tests.support.dashboards import app_on, body, watching
@@ -10,7 +10,7 @@ def layout(module: int, names: list[str], base: int) -> Layout:
     return Layout(rank=0, module=module, epoch=2, params=names, param_base=base, buckets=buckets)
 
 
-class TestBuckets:
+class TestCollectives:
     async def test_sorted_by_any_column_and_drilled_into(self):
         app = app_on()
         async with app.run_test(size=(140, 30)) as pilot:

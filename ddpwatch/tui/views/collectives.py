@@ -1,4 +1,4 @@
-"""The third view: what each bucket costs, and one bucket in detail."""
+"""The third view: what each collective costs, and one in detail."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from ddpwatch.analysis.buckets import Bucket, BucketSummary, BucketTable
-from ddpwatch.tui.paint.buckets import COLUMNS, paint_bucket, paint_buckets
 from ddpwatch.tui.paint.canvas import Row
-from ddpwatch.tui.paint.grid import sort_rows
+from ddpwatch.tui.paint.collectives import COLUMNS, kind_of, paint_bucket, paint_collectives
+from ddpwatch.tui.paint.grid import Column, sort_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView, hidden
 from ddpwatch.viewer.state import newest
@@ -17,10 +17,10 @@ from ddpwatch.viewer.state import newest
 NEWEST = 50
 
 
-class BucketsView(RunView):
-    """A sortable table with a bar per bucket; Enter shows one bucket's history and parameters."""
+class CollectivesView(RunView):
+    """A sortable table with a bar per row; Enter shows one row's history, and its parameters."""
 
-    NAME = "Buckets"
+    NAME = "Collectives"
     DEFINITIONS = """\
   ready, launch, done  from the start of the first backward, p50 over
             the ranks, then over the newest 50 steps
@@ -31,12 +31,14 @@ class BucketsView(RunView):
   last rank the rank that launches it last most often, and how often;
             several where the error of their clocks leaves it open
   group     with FSDP2, a parameter group: its all-gather (b: in the
-            backward), reduce-scatter, all-reduce; from the forward"""
+            backward), reduce-scatter, all-reduce; from the forward
+  place     without DDP or FSDP2, the line that issues collectives: n in
+            a step, in groups of that role and size"""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "detail", "detail", key_display="Enter"),
         Binding("s", "sort(1)", "sort by"),
         Binding("o", "order", "order"),
-        hidden("escape", "back", "All buckets"),
+        hidden("escape", "back", "All collectives"),
     ]
 
     def __init__(self, session: ViewerSession) -> None:
@@ -47,7 +49,8 @@ class BucketsView(RunView):
         self.table = BucketTable()
         self.selected: Bucket | None = None
         self.detail = False
-        self.sorted_by = 0
+        self.columns = COLUMNS["bucket"]
+        self.sorted_by = ""  # a heading
         self.descending = False
         self.first = 0
         self.complete = True
@@ -62,7 +65,22 @@ class BucketsView(RunView):
         steps = newest(NEWEST, (step for step in reversed(self.session.steps) if step.counted))
         complete = [step for step in steps if len(step) >= len(self.session.state.ranks)] or steps
         self.complete = self.table.update(complete)
-        return sort_rows(self.table.rows(), COLUMNS[self.sorted_by], self.descending)
+        rows = self.table.rows(self.session.state.layouts)
+        self.columns = COLUMNS[kind_of(rows)]
+        return sort_rows(rows, self.sort_column, self.descends)
+
+    @property
+    def sort_column(self) -> Column[BucketSummary]:
+        """The column that rows are sorted by: the first one, of places what they cost."""
+        found = {column.heading: column for column in self.columns}
+        return found.get(self.sorted_by) or (
+            found["exposed ms"] if self.columns is COLUMNS["call"] else self.columns[0]
+        )
+
+    @property
+    def descends(self) -> bool:
+        """Whether the largest come first."""
+        return self.descending if self.sorted_by else self.columns is COLUMNS["call"]
 
     def body(self, width: int, height: int) -> list[Row]:
         rows = self.rows()
@@ -71,8 +89,8 @@ class BucketsView(RunView):
             return self._detail(rows[selected], width, height)
         room = max(height - 2, 1)
         self.first = min(max(self.first, selected - room + 1), selected)
-        layers = [self.session.state.layouts.bucket_layer(row.index, module=row.module) for row in rows]
-        return paint_buckets(rows, layers, (width, height), self.first, selected, COLUMNS[self.sorted_by].heading)
+        unseen = next((off.message for off in self.session.state.off.found() if off.feature == "collectives"), "")
+        return paint_collectives(rows, (width, height), self.first, selected, self.sort_column.heading, unseen)
 
     def _selected_row(self, rows: list[BucketSummary]) -> int:
         keys = [row.bucket for row in rows]
@@ -95,27 +113,28 @@ class BucketsView(RunView):
 
     def action_sort(self, by: int) -> None:
         """Sorts by the next column."""
-        self.sorted_by = (self.sorted_by + by) % len(COLUMNS)
-        self.descending = COLUMNS[self.sorted_by].heading not in ("bucket", "ready ms", "launch ms", "done ms")
+        names = [column.heading for column in self.columns if column.heading not in ("place", "operation")]
+        self.sorted_by = names[(names.index(self.sort_column.heading) + by) % len(names)]
+        self.descending = self.sorted_by not in ("bucket", "group", "ready ms", "launch ms", "done ms")
         self.repaint()
 
     def action_order(self) -> None:
         """Reverses the order."""
-        self.descending = not self.descending
+        self.sorted_by, self.descending = self.sort_column.heading, not self.descends
         self.repaint()
 
     def action_detail(self) -> None:
-        """Shows the selected bucket in detail."""
+        """Shows the selected row in detail."""
         self.detail, self.first = True, 0
         self.repaint()
 
     def action_back(self) -> None:
-        """Shows all buckets."""
+        """Shows all rows."""
         self.detail, self.first = False, 0
         self.repaint()
 
     def scroll_ranks(self, by: int) -> None:
-        """Selects another bucket; in detail, scrolls the parameters."""
+        """Selects another row; in detail, scrolls the parameters."""
         rows = self.rows()
         if self.detail:
             self.first = max(self.first + by, 0)
@@ -125,7 +144,7 @@ class BucketsView(RunView):
         self.repaint()
 
     def clicked(self, x: int, y: int) -> None:
-        """Selects a bucket."""
+        """Selects a row."""
         rows = self.rows()
         if y > 0 and not self.detail and self.first + y - 1 < len(rows):
             row = rows[self.first + y - 1]

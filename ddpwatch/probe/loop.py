@@ -1,0 +1,282 @@
+"""Sees a training loop without a wrapper: its optimizers, its backwards, its waits for data, its collectives.
+
+| what                            | found by                                                                       |
+|---------------------------------|--------------------------------------------------------------------------------|
+| start, end of an optimizer step | torch's global hooks                                                           |
+| start, end of a backward        | the calls of ``torch.autograd.backward``, or (Python < 3.12) of its engine     |
+| start of the forward            | the first call of a module with gradients (Python ≥ 3.12)                      |
+| waits for data                  | the calls of a DataLoader's ``next`` (`ddpwatch.probe.activity`)               |
+| collectives                     | process groups' hooks, or events (`ddpwatch.probe.any_collective`)             |
+
+All of it goes into a log; the sender thread makes steps of that (`ddpwatch.probe.steps_of`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from types import FrameType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ddpwatch.probe.any_collective import AnyCollective
+from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
+from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
+from ddpwatch.probe.guarded import ProbeContext
+from ddpwatch.probe.record import StepRecord
+from ddpwatch.probe.steps_of import Start, steps_of
+from ddpwatch.run.blackbox import Phase
+from ddpwatch.sampling.levels import BARE, FULL, LIGHT
+from ddpwatch.wire.messages import WATCHING, StepStatus
+
+MOST_CALLS: Final = 64  # of modules without gradients, before the first one with
+
+
+class LoopProbe:
+    """The hooks on a loop. Those that the job's threads enter only add to the log.
+
+    Args:
+        context: Its recorder notes where the training is; the loop makes the steps itself.
+        cpu_clock: CPU time of the job in this process, ns.
+
+    Attributes:
+        active: Whether the hooks do anything.
+        parameters: None: no model is known.
+    """
+
+    parameters = 0
+    timed = True
+    in_eval = False
+
+    def __init__(self, context: ProbeContext, cpu_clock: Callable[[], int]) -> None:
+        self.active = True
+        self._recorder, self._guard, self._cpu_clock = context.recorder, context.guard, cpu_clock
+        self._log = EventLog()
+        self._rest: list[Event] = []  # of the step under way
+        self._start = Start(self._recorder.steps, time.monotonic_ns())
+        self._level: StepStatus = BARE if _on_gpu() else FULL  # of the step under way
+        self._moved = False  # whether there was a forward or a backward since the newest update
+        self._backwards = 0  # under way
+        self._backward_thread = 0
+        self._backward_code = innermost(torch.autograd.backward).__code__
+        self._calls = 0  # of modules without gradients since the newest update
+        self._stepped = False  # an optimizer, in the backward under way
+        self._ending = UpdateEnd()
+        self._updates = self._recorder.steps
+        self._updated_ns = self._start.at
+        self._own_ns = 0
+        self._loader: Callable[[], object] = lambda: None
+        self._seen_backwards = self._see_backwards()
+        self._first_call: SeenCalls | None = None
+        self._collectives = AnyCollective(context, self._log, self._charge)
+        if not _on_gpu():
+            self._guard.run("collectives", self._collectives.see)
+        self._collectives.meet_groups()
+        self._collectives.turn(self._level == FULL)
+
+    def issued_in(self) -> list[tuple[int, int]]:
+        """Returns the process groups, and how many collectives each has issued. For any thread."""
+        return self._collectives.issued_in()
+
+    @property
+    def unseen(self) -> str:
+        """Why this loop's collectives are only counted; empty if they are seen, or there is no process group."""
+        if self._collectives.sees or not dist.is_initialized():
+            return ""
+        return "on GPUs, they are only counted" if _on_gpu() else "to see them takes Python 3.12 or torch 2.14"
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        self.active = False
+        self._seen_backwards.close()
+        self._collectives.close()
+        if self._first_call is not None:
+            self._first_call.close()
+
+    def _charge(self, own_ns: int) -> None:
+        self._own_ns += own_ns
+
+    def _see_backwards(self) -> SeenCalls:
+        """Sees backwards. Where that takes a wrapper, it is a layer below: torch.jit and pickles know `backward`."""
+        failed = partial(self._guard.failed, feature=WATCHING)
+        if can_see_events():
+            place = torch.autograd, "backward"
+            return SeenCalls([place], begin=self._backward_begin, end=self._backward_end, on_error=failed)
+        begin, end = partial(_of_backward, self._backward_begin), partial(_of_backward, self._backward_end)
+        places = [(module, "_engine_run_backward") for module in (torch.autograd.graph, torch.autograd)]
+        return SeenCalls(places, begin=begin, end=end, names=["accumulate_grad"], on_error=failed)
+
+    # -- on the threads that train -------------------------------------------------------------------------------
+
+    def _backward_begin(self, *_: Any) -> None:
+        at = time.monotonic_ns()
+        if not self.active:
+            return
+        self._forget_raised(at, begun=1)
+        self._backwards += 1
+        self._backward_thread = threading.get_ident()
+        self._moved = True
+        self._log.add_event("backward_begin", at)
+        if self._level != BARE and self._backwards == 1:
+            self._stop_waiting_for_forward()
+            self._stand("backward", at)
+        self._own_ns += time.monotonic_ns() - at
+
+    def _backward_end(self, *_: Any) -> None:
+        at = time.monotonic_ns()
+        if not self.active:
+            return
+        self._backwards = max(0, self._backwards - 1)
+        self._log.add_event("backward_end", at)
+        if not self._backwards:
+            if self._level != BARE:
+                self._stand("between", at)
+            if self._stepped:
+                self._end_update(at)
+        self._own_ns += time.monotonic_ns() - at
+
+    def _forget_raised(self, at: int, begun: int = 0) -> None:
+        """Notes that a backward is over that an exception has left: nobody is told of that.
+
+        Args:
+            at: Now.
+            begun: How many of this thread's backwards have only just begun.
+        """
+        if not self._backwards or threading.get_ident() != self._backward_thread:
+            return
+        under_way = -begun
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and under_way < 1:
+            under_way += frame.f_code is self._backward_code
+            frame = frame.f_back
+        while under_way < 1 and self._backwards:
+            self._backwards -= 1
+            self._log.add_event("backward_end", at)
+
+    def _forward_begin(self) -> None:
+        at = time.monotonic_ns()
+        if not self.active:
+            return
+        if not torch.is_grad_enabled():
+            self._calls += 1
+            if self._calls > MOST_CALLS:  # an evaluation: each call of a module costs
+                self._stop_waiting_for_forward()
+        else:
+            self._forget_raised(at)
+            self._stop_waiting_for_forward()
+            self._moved = True
+            self._log.add_event("forward", at)
+            self._stand("forward", at)
+        self._own_ns += time.monotonic_ns() - at
+
+    def optimizer_begin(self, optimizer: Any) -> None:
+        """Notes that an optimizer starts to step."""
+        at = time.monotonic_ns()
+        self._forget_raised(at)
+        if self._level != BARE:
+            self._log.add_event("optimizer_begin", at, id(optimizer))
+            if not self._backwards:
+                self._stand("optimizer", at)
+        self._own_ns += time.monotonic_ns() - at
+
+    def optimizer_end(self, optimizer: Any) -> None:
+        """Notes that an optimizer has stepped."""
+        at = time.monotonic_ns()
+        self._stepped = True
+        if not self._backwards:
+            self._end_update(at)
+        self._log.add_event("optimizer_end", at, (id(optimizer), self._ending))
+        self._own_ns += time.monotonic_ns() - at
+
+    def data_wait(self, loader: Callable[[], object], start: int, end: int) -> None:
+        """Notes that the loop has waited for a batch."""
+        self._loader = loader
+        if self._level != BARE:
+            self._log.add_event("data", start, end)
+
+    def _end_update(self, at: int) -> None:
+        """Chooses how much is recorded from here on. Several optimizers may step for one update."""
+        self._stepped = False
+        if not self._moved:
+            return
+        self._moved = False
+        sampling, level, own_ns, self._own_ns = self._recorder.sampling, self._level, self._own_ns, 0
+        self._updates += 1
+        cpu_ns = None
+        if sampling is not None:
+            sampling.learn(level, own_ns, at - self._updated_ns)
+            sampling.follow(self._recorder.lease.budget_ppm(self._updates, at))
+            light: StepStatus = LIGHT if sampling.is_light(self._updates) else FULL
+            self._level = BARE if sampling.is_bare(self._updates) else light
+        if _on_gpu():
+            self._level = BARE
+        if sampling is None or sampling.needs_cpu_time(self._updates):
+            cpu_ns = self._cpu_clock()
+        complete = self._collectives.complete and "collectives" not in self._guard.off
+        self._ending = UpdateEnd(self._level, own_ns, cpu_ns, self._loader() is not None, complete)
+        self._updated_ns = at
+        self._recorder.begin_update(self._updates, "" if self._level == BARE else "input", at)
+        self._collectives.meet_groups()
+        self._collectives.turn(self._level == FULL and "collectives" not in self._guard.off)
+        if self._level != BARE:
+            self._calls = 0
+            self._wait_for_forward()
+
+    def _stand(self, phase: Phase, at: int) -> None:
+        self._recorder.begin_phase(phase, at)
+
+    def _wait_for_forward(self) -> None:
+        """Sees the next call of a module, where the interpreter shows calls."""
+        if self._first_call is None and self._seen_backwards.by_events:
+            failed = partial(self._guard.failed, feature=WATCHING)
+            place = torch.nn.Module, "_call_impl"
+            self._first_call = SeenCalls([place], begin=self._forward_begin, on_error=failed)
+
+    def _stop_waiting_for_forward(self) -> None:
+        first, self._first_call = self._first_call, None
+        if first is not None:
+            first.close()
+
+    # -- on the sender thread ------------------------------------------------------------------------------------
+
+    def records(self, over: bool = False) -> list[StepRecord]:
+        """Returns the steps that have ended since the last call.
+
+        Args:
+            over: Whether nothing follows.
+        """
+        new = self._log.take_events()
+        self._rest = sorted([*self._rest, *new], key=attrgetter("at"))
+        if not over and not any(event.kind in ("forward", "backward_begin") for event in new):
+            self._forget_oldest()
+            return []
+        found, self._rest, self._start = steps_of(self._rest, self._start, over)
+        for record in found:
+            record.epoch = self._recorder.epoch
+        self._forget_oldest()
+        return found
+
+    def _forget_oldest(self) -> None:
+        """Keeps the events of the step under way within bounds: perhaps no optimizer ever ends it."""
+        if len(self._rest) > MOST_EVENTS:
+            lost = len(self._rest) - MOST_EVENTS // 2
+            first = self._rest[lost]
+            self._log.lost += lost
+            self._rest = [Event(first.number, first.at, "lost", lost), *self._rest[lost:]]
+
+
+def _of_backward(call: Callable[[], None], accumulates: bool, *_: Any) -> None:
+    """Calls for a run of the engine, unless it is one of ``torch.autograd.grad``."""
+    if accumulates:
+        call()
+
+
+def _on_gpu() -> bool:
+    """Returns whether the host's stamps may say when work was enqueued, not when it was done."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,0 +1,52 @@
+"""Jobs that issue their collectives themselves: the report has the roles of groups, and what a step issues in them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.integration.scripts.any_loop_ranks import RANKS
+from tests.support.fork_server import ADDRESS, server_address
+from tests.support.jobs import PROBE_IMPORTS, SCRIPTS, ddpwatch, forked_command
+
+SEES = sys.version_info >= (3, 12) or tuple(map(int, version("torch").split(".")[:2])) >= (2, 14)
+pytestmark = [pytest.mark.seconds(10), pytest.mark.usefixtures("run_directory")]
+STEPS = 20
+# How the job is parallel, and what a step issues, by role, size and operation
+JOBS = {
+    "own_dp_and_tp": ("dp 2 × tp 2", {("tp", 2, "all_reduce"): 2, ("dp", 2, "all_reduce"): 4}),
+    "own_mixture_of_experts": ("ep 2", {("ep", 2, "all_to_all"): 4, ("world", 2, "all_reduce"): 4}),
+    "pipeline_1f1b": (None, {("world", 2, "send"): 4, ("world", 2, "recv"): 4}),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_report_has_what_each_group_does(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.mcap"
+    command = forked_command(RANKS[name], None, SCRIPTS / "any_loop.py", name, preload=PROBE_IMPORTS)
+    about = {ADDRESS: server_address(), "DDPWATCH_DETAIL": "full", "SLOW": "1"}
+    job = ddpwatch("run", "--headless", "--record", str(file), "--", *command, **about)
+    assert job.returncode == 0, job.stderr
+    report = json.loads(ddpwatch("report", str(file), "--json").stdout)
+    if not SEES:
+        assert report["collectives"] == []
+        assert [row["feature"] for row in report["off"]] == ["collectives"]
+        assert "are not seen" in report["off"][0]["message"]
+        return
+    parallelism, issued = JOBS[name]
+    assert report["run"]["parallelism"] == parallelism
+    found: Counter[tuple[str, int, str]] = Counter()
+    for row in report["collectives"]:
+        assert (row["kind"], row["steps"]) == ("call", STEPS - 1)
+        found[row["role"], row["group_size"], row["use"]] += row["per_step"]
+    assert found == issued
+    roles = {(row["role"], len(row["ranks"])) for row in report["groups"]}
+    assert {(role, size) for role, size, _ in issued} <= roles
+    known = [row for row in report["collectives"] if row["use"] not in ("send", "recv")]
+    assert all(row["wait_ms_p50"] is not None and row["last_ranks"] for row in known)
+    assert all(row["busbw_gbps_p50"] is None for row in report["collectives"] if row not in known)
