@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import sys
 import weakref
@@ -86,30 +87,35 @@ def install_loops(optimizers: ModuleType) -> None:
     """
     from ddpwatch.probe.optimizer_steps import see_optimizer_steps
 
-    def first(optimizer: Any) -> None:
+    def end(optimizer: Any) -> None:
         if not waits_for_group():
             leave()
             if not _told:
                 _watch(None)
 
     def begin(optimizer: Any) -> None:  # if a closure computes the gradients, it may meet a module of FSDP2 first
-        parameters = [parameter for group in optimizer.param_groups for parameter in group.get("params", ())]
+        if waits_for_group():
+            return
+        parameters = (parameter for group in optimizer.param_groups for parameter in group.get("params", ()))
         if any(parameter.is_leaf and parameter.grad is not None for parameter in parameters):
-            first(optimizer)
+            end(optimizer)
 
     def failed(error: Exception) -> None:
         leave()
         _blind(error)
 
-    leave = see_optimizer_steps(begin, first, failed)
+    leave = see_optimizer_steps(begin, end, failed)
 
 
 def waits_for_group() -> bool:
-    """Returns whether this is one of several ranks, and has no process group yet."""
+    """Returns whether this is one of several ranks, or another's child, and has no process group yet.
+
+    A job may have any number of such children, which would be a run each.
+    """
     import torch.distributed as dist
 
-    several = os.environ.get("WORLD_SIZE", "1") != "1"
-    return several and not (dist.is_available() and dist.is_initialized())
+    is_one = os.environ.get("WORLD_SIZE", "1") != "1" or multiprocessing.parent_process() is not None
+    return is_one and not (dist.is_available() and dist.is_initialized())
 
 
 def _end(workers: ModuleType) -> None:

@@ -53,11 +53,16 @@ class DdpObserver(Protocol):
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """Returns bytes of a tensor's values, also of a sparse one. No backend takes any other layout."""
+    """Returns the bytes of a tensor's values, also of a sparse one.
+
+    No backend takes any other layout, nor sizes that are symbols: 0 of these.
+    """
     with DisableTorchFunction():
-        if tensor.layout is torch.strided:
-            return tensor.nbytes
-        return tensor._values().nbytes if tensor.layout is torch.sparse_coo else 0
+        if tensor.layout is torch.sparse_coo:
+            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                tensor = tensor._values()
+        nbytes = tensor.nbytes if tensor.layout is torch.strided else 0
+        return nbytes if type(nbytes) is int else 0
 
 
 def issued_by(group: Any) -> int | None:
@@ -122,7 +127,7 @@ class GroupHooks:
         if group is None or self not in (on_group := _registered.get(group, [])):
             return
         if busy or self._running:
-            stayed.append(self.close)
+            in_groups.add(self.close)
             return
         on_group.remove(self)
         group.unregister_pre_hook(self._id)
@@ -160,14 +165,14 @@ def _nobody() -> None:
 _registered: weakref.WeakKeyDictionary[Any, list[GroupHooks]] = weakref.WeakKeyDictionary()
 
 
-stayed: list[Callable[[], object]] = []  # what removes hooks that were left in groups
+in_groups: set[Callable[[], object]] = set()  # what takes hooks out of groups that may have them at the end
 
 
 @atexit.register  # before sessions register, so it runs after they have closed
-def _remove_what_stayed() -> None:
-    """Removes hooks that were left in groups, which may outlive the interpreter: letting go of them then aborts."""
-    while stayed:
-        stayed.pop()()
+def _take_hooks_out() -> None:
+    """Leaves no hook in a group, which may outlive the interpreter: letting go of it then aborts the process."""
+    while in_groups:
+        in_groups.pop()()
 
 
 def _reduced_by(args: Any) -> list[torch.Tensor]:

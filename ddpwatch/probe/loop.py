@@ -36,6 +36,7 @@ from ddpwatch.sampling.levels import BARE, FULL, LIGHT
 from ddpwatch.wire.messages import WATCHING, StepStatus
 
 MOST_CALLS: Final = 64  # of modules without gradients, before the first one with
+STILL_NS: Final = 1_000_000_000  # since the newest update or phase
 
 
 class LoopProbe:
@@ -82,7 +83,7 @@ class LoopProbe:
 
     def issued_in(self) -> list[tuple[int, int]]:
         """Returns the process groups, and how many collectives each has issued. For any thread."""
-        return self._collectives.issued_in()
+        return self._collectives.issued_in(still=time.monotonic_ns() - self._recorder.since > STILL_NS)
 
     @property
     def unseen(self) -> str:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from ddpwatch.probe import calls, comm_hooks
-from ddpwatch.probe.collectives import GroupHooks, _registered, _remove_what_stayed, nbytes_of
+from ddpwatch.probe.collectives import GroupHooks, _registered, _take_hooks_out, nbytes_of
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.process_group import TimedGroup, _timed_groups
@@ -330,7 +330,7 @@ def test_a_groups_hooks_stay_and_do_nothing_where_torch_may_be_going_through_the
     assert (observer.launched, observer.errors) == ([], [])
     left = weakref.ref(hooks.pop())
     assert left() is not None
-    _remove_what_stayed()  # at exit
+    _take_hooks_out()  # at exit
     assert left() is None
 
 

@@ -451,7 +451,7 @@ def test_an_optimizers_hooks_break_no_graph(register: Any) -> None:
     param = nn.Parameter(torch.ones(2))
     param.grad = torch.ones(2)
     optimizer = OwnOptimizer([param])
-    handle = register(optimizer_hook(lambda: called.append(1)))
+    handle = register(optimizer_hook(called.append))
     try:
         torch.compile(optimizer.step, fullgraph=True, backend="eager")()
         assert called == []

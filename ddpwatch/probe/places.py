@@ -1,0 +1,100 @@
+"""Finds the places that issue collectives: the first call outside of what only passes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import CodeType, FrameType
+from typing import Final
+from zlib import crc32
+
+import torch
+
+from ddpwatch.probe.guarded import ProbeContext
+from ddpwatch.wire.messages import OWN_COLLECTIVES, BucketLayout, Layout
+
+MOST_PLACES: Final = 256  # with a name each; all others are `OTHER_PLACES`
+OTHER_PLACES: Final = "other places"
+_PLUMBING: Final = ("distributed_c10d.py", "c10d_logger.py", "/nn/functional.py", "/function.py")
+_OURS: Final = "/ddpwatch/probe/"
+_TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
+_passing: dict[str, bool] = {}  # by file, whether what is called there only passes on
+
+
+class Places:
+    """The places in this process that issue collectives.
+
+    Args:
+        context: Gets a layout whose buckets are the places.
+        issuing: The functions that issue, by the id of their code: to hash code takes its time.
+    """
+
+    def __init__(self, context: ProbeContext, issuing: Mapping[int, CodeType]) -> None:
+        self._context, self._issuing = context, issuing
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._codes: list[CodeType | None] = []  # of these places, so that no other code gets their ids
+        self._names: dict[int, str] = {}
+
+    def call_under_way(self) -> int:
+        """Returns the id of the frame of the innermost function that issues here; 0 without one."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and id(frame.f_code) not in self._issuing:
+            frame = frame.f_back if _passes_on(frame) else None
+        return 0 if frame is None else id(frame)
+
+    def find(self) -> tuple[int, int, int]:
+        """Returns by what a collective is issued here: the outermost function that issues, and from where.
+
+        Returns:
+            The id of that function's frame, 0 without one; how many such functions call each other; and the number of
+            the place.
+        """
+        call, calls = 0, 0
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _passes_on(frame):
+            if id(frame.f_code) in self._issuing:
+                call, calls = id(frame), calls + 1
+            frame = frame.f_back
+        key = (0, 0) if frame is None else (id(frame.f_code), frame.f_lasti)
+        number = self._numbers.get(key)
+        return call, calls, self._add_place(key, frame) if number is None else number
+
+    def _add_place(self, key: tuple[int, int], frame: FrameType | None) -> int:
+        """Returns its number: it follows from its name, so that all ranks number alike, whatever they issue first."""
+        name = _name_of(frame) if len(self._numbers) < MOST_PLACES else OTHER_PLACES
+        number = crc32(name.encode())
+        if name != OTHER_PLACES:
+            self._numbers[key] = number
+            self._codes.append(frame and frame.f_code)
+        if number not in self._names:
+            self._names[number] = name
+            self._publish()
+        return number
+
+    def _publish(self) -> None:
+        buckets = [BucketLayout(number, 0, [], name) for number, name in self._names.items()]
+        epoch = self._context.recorder.epoch
+        layout = Layout(rank=0, module=OWN_COLLECTIVES, kind="call", epoch=epoch, params=[], buckets=buckets)
+        self._context.publish(layout)
+
+
+def _passes_on(frame: FrameType) -> bool:
+    """Returns whether a place only passes on what another one issues."""
+    name = frame.f_code.co_filename
+    known = _passing.get(name)
+    if known is None:
+        known = _passing[name] = name.endswith(_PLUMBING) or _OURS in name
+    return known
+
+
+def _name_of(frame: FrameType | None) -> str:
+    """Returns a name for a place: file and line, or a function of torch's."""
+    if frame is None:
+        return "unknown"
+    code = frame.f_code
+    if code.co_filename.startswith(f"{_TORCH}autograd/"):
+        return "backward"
+    if code.co_filename.startswith(_TORCH):
+        module = code.co_filename.removeprefix(_TORCH).removesuffix(".py").replace("/", ".")
+        return f"{module.removeprefix('distributed.')} {code.co_name}"[:200]
+    return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"[:200]
