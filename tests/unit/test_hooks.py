@@ -447,7 +447,7 @@ class OwnOptimizer(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
 def test_an_optimizers_hooks_break_no_graph(register: Any) -> None:
-    called: list[int] = []
+    called: list[torch.optim.Optimizer] = []
     param = nn.Parameter(torch.ones(2))
     param.grad = torch.ones(2)
     optimizer = OwnOptimizer([param])
@@ -456,7 +456,7 @@ def test_an_optimizers_hooks_break_no_graph(register: Any) -> None:
         torch.compile(optimizer.step, fullgraph=True, backend="eager")()
         assert called == []
         optimizer.step()
-        assert called == [1]
+        assert called == [optimizer]
     finally:
         handle.remove()
         torch._dynamo.reset()  # type: ignore[no-untyped-call]
