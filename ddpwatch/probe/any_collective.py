@@ -113,6 +113,7 @@ class AnyCollective:
         self._by_hooks = False
         self._calls: list[SeenCalls] = []  # of functions that issue
         self._makers: list[SeenCalls] = []
+        self._paused = False
         self._hooks: list[GroupHook] = []
         self._in_hook = False
         self._issuing: dict[int, CodeType] = {}  # by id
@@ -163,8 +164,10 @@ class AnyCollective:
                 hook.take()
 
     def _pause(self, paused: bool) -> None:
-        for calls in self._calls:
-            calls.pause(paused)
+        if paused is not self._paused:
+            self._paused = paused
+            for calls in self._calls:
+                calls.pause(paused)
 
     def close(self) -> None:
         """Sees nothing more. Hooks that cannot be taken out now do nothing, until the interpreter ends."""
@@ -176,7 +179,7 @@ class AnyCollective:
         self._put_hooks()
 
     def meet_groups(self) -> None:
-        """Publishes the process groups that are new, and counts what each has issued."""
+        """Publishes the process groups that are new."""
         if not dist.is_initialized() or "process groups" in self._context.guard.off:
             return
         if not self._meeting.acquire(blocking=False):  # another thread is at it
@@ -184,9 +187,7 @@ class AnyCollective:
         try:
             named = distributed_c10d._world.pg_group_ranks
             for group in list(distributed_c10d._world.pg_map):
-                if (known := self._groups.get(group)) is not None:
-                    known.count()
-                elif self._met < MOST_GROUPS and group in named:  # else a thread is making it
+                if group not in self._groups and self._met < MOST_GROUPS and group in named:  # else it is being made
                     self._context.guard.run("process groups", self._meet, group)
         finally:
             self._meeting.release()

@@ -33,6 +33,7 @@ from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.steps_of import Start, steps_of
 from ddpwatch.run.blackbox import Phase
 from ddpwatch.sampling.levels import BARE, FULL, LIGHT
+from ddpwatch.sampling.schedule import BARE_PERIOD
 from ddpwatch.wire.messages import WATCHING, StepStatus
 
 MOST_CALLS: Final = 64  # of modules without gradients, before the first one with
@@ -223,7 +224,8 @@ class LoopProbe:
         self._ending = UpdateEnd(self._level, own_ns, cpu_ns, self._loader() is not None, complete)
         self._updated_ns = at
         self._recorder.begin_update(self._updates, "" if self._level == BARE else "input", at)
-        self._collectives.meet_groups()
+        if self._level != BARE or self._updates % BARE_PERIOD == 0:
+            self._collectives.meet_groups()
         self._collectives.turn(self._level == FULL and "collectives" not in self._guard.off)
         if self._level != BARE:
             self._calls = 0
