@@ -59,7 +59,7 @@ def nbytes_of(tensor: torch.Tensor) -> int:
     """
     with DisableTorchFunction():
         if tensor.layout is torch.sparse_coo:
-            with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            with torch._C._DisableTorchDispatch():
                 tensor = tensor._values()
         nbytes = tensor.nbytes if tensor.layout is torch.strided else 0
         return nbytes if type(nbytes) is int else 0
