@@ -445,6 +445,7 @@ class OwnOptimizer(torch.optim.Optimizer):
                 param.data.add_(param.grad, alpha=-group["lr"])
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower")  # Python 3.13.0
 @pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
 def test_an_optimizers_hooks_break_no_graph(register: Any) -> None:
     called: list[torch.optim.Optimizer] = []

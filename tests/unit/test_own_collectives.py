@@ -23,7 +23,7 @@ from ddpwatch.wire.messages import Group, Message
 from tests.support import chrome_trace
 from tests.support.dashboards import ended_recording
 from tests.support.frames import MS, hello, state_of
-from tests.support.own_collectives import LATE_MS, NBYTES, TRANSFER_MS, experts, mesh, pipeline
+from tests.support.own_collectives import LATE_MS, NBYTES, TRANSFER_MS, Issued, experts, mesh, pipeline, run_of
 
 
 def rows_of(messages: Iterator[Message]) -> tuple[list[BucketSummary], RunState]:
@@ -98,6 +98,16 @@ def test_the_report_says_how_the_job_is_parallel(job: Callable[[], Iterator[Mess
     assert {(row.role, row.group_size) for row in report.collectives} <= {
         (group.role, len(group.ranks)) for group in report.groups
     }
+
+
+def test_ranks_may_issue_different_numbers_of_collectives() -> None:
+    def issued(rank: int) -> list[Issued]:
+        return [("train.py:1", "all_reduce", 0, 60 + turn, 0) for turn in range(2 + rank)]
+
+    builder = ReportBuilder()
+    for message in run_of({0: ("all ranks", (0, 1))}, 2, 40, issued):
+        builder.apply_message(message)
+    assert "repeated_reduction" not in {incident.kind for incident in builder.report().incidents}
 
 
 def groups_of(world: int, *groups: tuple[str, list[int]]) -> Groups:

@@ -31,7 +31,7 @@ class RepeatedReduction:
         """Notes what is exposed on the rank that waits least, as that is the transfer."""
         found = list(facts.across.all_facts().values())
         keys = common_keys(found)
-        if not keys:
+        if not keys or any(len(fact.exposed) != len(keys) for fact in found):  # ranks issue collectives of their own
             return
         turns = 1 + max((key[2] for key in keys if not key[4]), default=0)
         least = [min(ns or 0 for ns in column) for column in zip(*[fact.exposed for fact in found], strict=True)]
