@@ -5,8 +5,8 @@ collectives, mostly several a step. Those of one role are one row: groups that d
 
 Times in ns. ready, launch and done count from the start of the rank's first backward, where others than DDP communicate
 of its first forward. They and exposed are medians over the ranks of a step, then over the steps. Of several collectives
-in a step, bytes are the sum; transfer, wait and exposed how long any of them took that. ``docs/metrics.md`` defines
-transfer, wait and busbw.
+in a step, a place's bytes are the sum; transfer, wait and exposed how long any of them took that. ``docs/metrics.md``
+defines transfer, wait and busbw.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.step import BACKWARD_GATHER, USE_NAMES, BucketKey, BucketKeys, first_compute, starts_of
 from ddpwatch.common.intervals import Intervals, total, total_within, union
 from ddpwatch.common.statistics import p50
-from ddpwatch.wire.messages import ALL_REDUCE, CollectiveOp, LayoutKind
+from ddpwatch.wire.messages import ALL_REDUCE, OWN_COLLECTIVES, CollectiveOp, LayoutKind
 
 Bucket = tuple[int, int, str, Role]  # module, index, use, of which groups
 _USES = ("", *USE_NAMES)
@@ -292,19 +292,20 @@ def _summed_columns(across: StepAcrossRanks) -> BucketColumns:
         for key, row in zip(facts.keys, stamps, strict=True):
             own.setdefault(_bucket(key, across.role_of), []).append(row)
         for bucket, found in own.items():
-            rows.setdefault(bucket, []).append(_of_rank(found, facts.figures.exposed, first_compute(step)))
+            whole = bucket[0] == OWN_COLLECTIVES  # a bucket has a size, however often it is reduced
+            rows.setdefault(bucket, []).append(_of_rank(found, facts.figures.exposed, first_compute(step), whole))
     skews = _skews(across)
     summed = [_over_ranks(ranks, skews.get(bucket, ()), _op(bucket[2])) for bucket, ranks in rows.items()]
     return BucketColumns(tuple(rows), *(zip(*summed, strict=True) if summed else repeat((), len(BucketStep._fields))))
 
 
-def _of_rank(collectives: Sequence[_Stamps], exposed: Intervals, origin: int) -> _RankRow:
+def _of_rank(collectives: Sequence[_Stamps], exposed: Intervals, origin: int, whole: bool) -> _RankRow:
     """Returns one rank's collectives of a bucket: count, bytes, exposed, and medians of ready, launch and done."""
     sizes, starts, done, *stamps = zip(*collectives, strict=True)
     flown = None if None in done else union(zip(starts, cast("tuple[int, ...]", done), strict=True))
     return (
         len(collectives),
-        sum(sizes),
+        sum(sizes) if whole else max(sizes),
         None if flown is None else sum(total_within(exposed, start, end) for start, end in flown),
         *(p50(_since(origin, column)) for column in (*stamps, done)),
     )

@@ -22,6 +22,7 @@ BAR_CSS = """
     ViewTabs Underline { display: none; }
     ViewTabs Tab { color: $bar-text; text-style: none; padding: 0 0 0 1; }
     ViewTabs Tab.-active { color: $bar-tab-text; background: $bar-tab; text-style: $bar-style; }
+    .-narrow ViewTabs #collectives { width: 10; text-wrap: nowrap; text-overflow: ellipsis; }
     .-wide ViewTabs Tab { padding: 0 1; }
     .-low BottomBar { display: none; }
     .-tiny ViewTabs Tab { width: 3; }

@@ -102,7 +102,7 @@ def test_parameter_groups_have_their_collectives(tmp_path: Path) -> None:
     write_html(ended_recording(tmp_path / "hsdp.mcap", hsdp_run(4)), tmp_path / "report.html", Selection())
     with chromium.Page((tmp_path / "report.html").as_uri(), tmp_path / "profile") as page:
         table = page.evaluate('document.getElementById("collectives").textContent')
-        assert table.startswith("groupcollectivesize")
+        assert ")groupcollectivesize" in table
         assert "0all-gather1.0 MiB" in table
         assert "parameter groups" in page.evaluate('document.querySelector("#collectives h2").textContent')
         assert "collective in transfer" in page.evaluate('document.getElementById("legend").textContent')

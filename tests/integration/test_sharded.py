@@ -106,7 +106,7 @@ def test_reports_and_traces_name_the_groups(recordings: dict[str, Path], tmp_pat
     uses = {row.use for row in report.collectives}
     assert uses == {"all_gather", "all_gather_backward", "reduce_scatter"}
     text = render_report(report)
-    assert re.search(r"^group +collective +size", text[text.index("Parameter groups") :], re.MULTILINE)
+    assert re.search(r"^group +collective +size", text[text.index("FSDP2's parameter groups") :], re.MULTILINE)
     trace = tmp_path / "trace.json"
     export(Recording(recordings["alike"]), "chrome", trace, Selection())
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}

@@ -127,7 +127,7 @@ class TestEveryView:
     async def test_keys_are_named_if_their_names_fit(self):
         app = app_on()
         async with app.run_test(size=(80, 24)) as pilot:
-            for width, bar in ((80, "8 What if  ? "), (40, "8   ?  help       "), (100, " ?  help       ")):
+            for width, bar in ((80, "8 What if  ? "), (40, "8   ?  help       "), (100, " ?  help   ")):
                 await pilot.resize_terminal(width, 24)
                 await until(pilot, lambda bar=bar: screen_text(app).splitlines()[-1].endswith(bar))
 
