@@ -30,8 +30,8 @@ KINDS = ("unwatched", "watched", "unwatched again")
 def main() -> None:
     """Prints a row for each number of collectives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collectives", type=int, nargs="+", default=[1000, 100, 1], help="of 32 bytes, in a step")
-    parser.add_argument("--width", type=int, default=256, help="of the model's three layers")
+    parser.add_argument("--collectives", type=int, nargs="+", default=[1000, 0], help="of 32 bytes, in a step")
+    parser.add_argument("--width", type=int, default=512, help="of the model's three layers")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--first", type=int, default=100, help="steps that are left out")
     parser.add_argument("--rounds", type=int, default=8)
