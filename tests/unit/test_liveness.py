@@ -369,6 +369,27 @@ def test_the_first_death_is_the_cause_whatever_its_host_calls_the_time() -> None
     assert only(run.found()).ranks == (0,)
 
 
+def test_who_was_killed_is_the_cause_though_the_others_exceptions_came_first() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[1])
+    run.put(1, "forward")
+    run.leave(0, bye(0, "exception", detail="RuntimeError: Read error: Connection reset by peer"))
+    run.now_s += 1
+    run.leave(1, killed())
+    assert only(run.found()).ranks == (1,)
+
+
+def test_a_rank_whose_collective_timed_out_is_not_to_blame_for_the_hang() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0])
+    run.put(1, "forward")
+    run.go(6.0)
+    run.leave(0, bye(0, "exception", detail="RuntimeError: Timed out waiting 6000ms for recv operation"))
+    (death,) = [incident for incident in run.go(1.0) if incident.kind == "death"]
+    assert death.ranks == (1,)
+    assert death.message.startswith("rank 1 was stuck for 6 s, in forward, at step 40; rank 0 waited; then rank 0 died")
+
+
 def stack(run: Run, rank: int, *frames: str) -> None:
     lines = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in (f.split() for f in frames))
     text = f"Thread 0x00007f (most recent call first):\n{lines}\nThread 0x1 (most recent call first):\n"

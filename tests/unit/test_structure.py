@@ -91,6 +91,28 @@ def test_gradients_that_are_reduced_once() -> None:
     assert not incidents_of(accumulating(1), "repeated_reduction")
 
 
+# -- ranks apart ---------------------------------------------------------------------------------------------
+
+
+def skipping(rank: int, number: int, forwards: int) -> Step:
+    """A step with as many forwards, and one backward; before each forward, buffers are waited for."""
+    spans = [Span("backward", 40 * MS, 80 * MS), Span("sync", 80 * MS, 90 * MS), Span("optimizer", 91 * MS, 95 * MS)]
+    for at in reversed(range(0, 10 * forwards * MS, 10 * MS)):
+        spans = [Span("forward", at, at), Span("sync", at, at + MS), Span("forward", at + MS, at + 9 * MS), *spans]
+    return step(rank, number, spans=spans)
+
+
+@pytest.mark.parametrize("who", [(1,), (0, 1), ()])
+def test_a_rank_that_left_out_a_backward(who: tuple[int, ...]) -> None:
+    """Where all leave it out, they stay together."""
+    steps = [
+        skipping(rank, number, 2 if rank in who and number == 30 else 1) for number in range(40) for rank in range(2)
+    ]
+    found = incidents_of(state_of([hello(0), hello(1), *steps]), "ranks_apart")
+    assert [(one.ranks, one.since_step) for one in found] == ([((1,), 30)] if who == (1,) else [])
+    assert all("left out a backward (step 30)" in one.message for one in found)
+
+
 # -- threads -------------------------------------------------------------------------------------------------
 
 

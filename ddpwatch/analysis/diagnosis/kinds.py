@@ -22,6 +22,7 @@ Kind = Literal[
     "death",
     "not_reduced",
     "layouts_differ",
+    "ranks_apart",
 ]
 
 
@@ -81,4 +82,6 @@ KINDS: Final[dict[Kind, KindOf]] = {
     "not_reduced": KindOf("N", "not reduced", for_good=True),
     # Ranks of one group have different buckets
     "layouts_differ": KindOf("B", "layouts differ", for_good=True),
+    # A rank has left out a backward
+    "ranks_apart": KindOf("A", "ranks apart", for_good=True),
 }

@@ -17,7 +17,7 @@ class Truth:
     """What is to be said of a job.
 
     Attributes:
-        kinds: Of the incident, any of these; none for a job of which nothing is to be said.
+        kinds: Of the incident, any of these, or of the verdict without one; none if nothing is to be said.
         ranks: To blame; none if that is nobody, or all.
         phases: Where the time goes, any of these; none if that does not matter.
         cost: Where the job's own notes say what it costs (`tests.support.field.costs`); empty: not judged.

@@ -27,7 +27,7 @@ def _train(job: Job, steps: int) -> None:
         break
 
 
-@case("pytorch/pytorch#33148", Truth(("hang",), (1,), since=150, says="barrier|ends\\.py"), fails=True)
+@case("pytorch/pytorch#33148", Truth(("hang", "death"), (1,), since=149, says=r"ends\.py"), fails=True)
 def batches_uneven(job: Job) -> None:
     """One rank has fewer batches than the other, and waits at the barrier after its epoch."""
     job.build(timeout_s=PATIENCE_S)
@@ -35,7 +35,7 @@ def batches_uneven(job: Job) -> None:
     dist.barrier()
 
 
-@case("speechbrain/speechbrain#1939", Truth(("hang",), (0,), since=100), fails=True)
+@case("speechbrain/speechbrain#1939", Truth(("hang", "death"), (0,), since=99), fails=True)
 def main_process_stops(job: Job) -> None:
     """Rank 0 alone decides to stop, and goes on to its final test."""
     job.build(timeout_s=PATIENCE_S)
@@ -44,7 +44,7 @@ def main_process_stops(job: Job) -> None:
         time.sleep(PATIENCE_S + 4)
 
 
-@case("lifeiteng/vall-e#93", Truth(("hang",), (1,), since=120), fails=True)
+@case("lifeiteng/vall-e#93", Truth(("hang", "death"), (1,), since=119), fails=True)
 def validates_too_early(job: Job) -> None:
     """One rank's loader ends first: it validates and reduces its loss, while the others train."""
     job.build(timeout_s=PATIENCE_S)
@@ -63,7 +63,7 @@ class Stuck(Samples):
         return super().__getitem__(index)
 
 
-@case("pytorch/pytorch#87995", Truth(("hang",), (1,), ("data",), since=120), fails=True)
+@case("pytorch/pytorch#87995", Truth(("hang", "death"), (1,), since=119), fails=True)
 def loader_stuck(job: Job) -> None:
     """One rank's loader waits for a file server that does not answer."""
     job.build(timeout_s=PATIENCE_S)

@@ -148,6 +148,8 @@ def judge(case: Case, folder: Path) -> Judgement:
     report: dict[str, Any] = report_of_recording(Recording(folder / RECORDING)).as_json()
     judgement.verdict = report["verdict"]["text"]
     _judge_incidents(judgement, incidents, notes_of(folder, case.ranks))
+    if report["verdict"]["kind"] in set(truth.kinds) - set(KINDS):
+        judgement.parts |= {"found": True, "says": bool(re.search(truth.says, judgement.verdict))}
     _judge_verdict(judgement, report)
     if (folder / OUTPUT).exists():
         _judge_live(judgement, (folder / OUTPUT).read_text(), report, incidents)
@@ -211,7 +213,7 @@ def _judge_incidents(judgement: Judgement, incidents: Sequence[Incident], notes:
 def _judge_verdict(judgement: Judgement, report: Mapping[str, Any]) -> None:
     """Judges whether the verdict is about the truth, or remembers it; of a healthy job, it blames nobody."""
     kind, severity, text = (report["verdict"][name] for name in ("kind", "severity", "text"))
-    kinds = judgement.case.truth.kinds
+    kinds = judgement.case.truth.kinds and (*judgement.case.truth.kinds, *judgement.case.truth.beside)
     is_true = kind in kinds or any(one.replace("_", " ") in text for one in kinds) if kinds else severity != "bad"
     judgement.parts["verdict"] = is_true
 

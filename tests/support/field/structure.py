@@ -123,7 +123,10 @@ def loader_without_workers(job: Job) -> None:
         job.train(batch)
 
 
-@case("NVIDIA-NeMo/Automodel#2468", Truth(("ranks_apart",), (1,), says="backward|step", since=80, soon=20))
+@case(
+    "NVIDIA-NeMo/Automodel#2468",
+    Truth(("ranks_apart",), (1,), says="skip", since=80, soon=20, beside=("hang", "death")),
+)
 def backward_left_out(job: Job) -> None:
     """One rank skips a batch at step 80, and is one update ahead from then on."""
     job.build(timeout_s=15)
@@ -136,7 +139,7 @@ def backward_left_out(job: Job) -> None:
         job.optimizer.step()
 
 
-@case("OpenTSLM/OpenTSLM#49", Truth(("not_reduced",), says="module|wrapper|reduce", soon=60))
+@case("OpenTSLM/OpenTSLM#49", Truth(("no_steps",), says=r"not model\.module"))
 def wrapper_passed_by(job: Job) -> None:
     """The loop calls the module that DDP wraps, so nobody reduces its gradients."""
     model = job.build()

@@ -6,6 +6,7 @@ The rules are in docs/diagnosis.md, "Hangs". What is found depends on the frames
 from __future__ import annotations
 
 import heapq
+import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,9 @@ SHOWN_STACKS = 8  # ranks, in an incident
 CHECK_NS = 250_000_000  # between two looks at all ranks
 GAP_NS = 2_000_000_000  # without any frame: the collector, or the machine, was stopped
 SETTLE_NS = 60_000_000_000  # after a hang's end, for the steps in which ranks waited
+_FAILED_COLLECTIVE = re.compile(  # what Gloo, NCCL and torch's watchdog say
+    "timed? ?out|closed by peer|reset by peer|broken pipe|socket closed|communicator was aborted", re.IGNORECASE
+)
 PHASES = {
     "input": "between", "between": "other", "sync": "exposed_comm", "save": "checkpoint", "compile": "compilation",
     "graph": "", NO_LONGER_WATCHED: "",
@@ -166,18 +170,19 @@ class RankLiveness:
         dead = [life for life in self._lives.values() if life.bye is not None and life.bye.reason != "finished"]
         if not dead:
             return []
-        dead.sort(key=lambda life: (_by_launcher(life.bye), life.ended_ns))
+        dead.sort(key=lambda life: (_by_launcher(life.bye), _follows(life.bye), life.ended_ns))
         first = dead[0]
         assert first.bye is not None
         alive = [life for life in self._lives.values() if life.bye is None]
         message = death_message(first.bye, [life.rank for life in dead[1:]], alive)
         hung = self._deadly.get(first.rank)
+        held_up = () if hung is None or not _follows(first.bye) else hung.blame.ranks
         return [
             Incident(
                 kind="death",
                 severity="error",
                 message=message if hung is None else f"{self._past(hung).message}; then {message}",
-                ranks=(first.rank,),
+                ranks=held_up or (first.rank,),
                 phase=PHASES.get(first.bye.phase, first.bye.phase),
                 bucket=min(first.bye.in_flight, default=None),
                 since_step=first.bye.step,
@@ -397,6 +402,11 @@ def _phase(life: RankLife) -> str:
 
 def _in_flight(life: RankLife) -> list[int]:
     return [] if life.beat is None else life.beat.in_flight
+
+
+def _follows(bye: Bye | None) -> bool:
+    """Returns whether a rank probably ended because another one did, or did not come: its collective failed."""
+    return bye is not None and bye.reason == "exception" and _FAILED_COLLECTIVE.search(bye.detail) is not None
 
 
 def _by_launcher(bye: Bye | None) -> bool:

@@ -10,6 +10,7 @@ from ddpwatch.analysis.diagnosis.rules.exposed_comm import ExposedComm
 from ddpwatch.analysis.diagnosis.rules.imbalance import Imbalance
 from ddpwatch.analysis.diagnosis.rules.layouts_differ import LayoutsDiffer
 from ddpwatch.analysis.diagnosis.rules.not_reduced import NotReduced
+from ddpwatch.analysis.diagnosis.rules.ranks_apart import RanksApart
 from ddpwatch.analysis.diagnosis.rules.repeated_reduction import RepeatedReduction
 from ddpwatch.analysis.diagnosis.rules.run_drift import RunDrift
 from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
@@ -37,6 +38,7 @@ class Rules:
         self._drift = RunDrift(devices)
         self._device = SlowDevice(devices)
         self._threads = TooManyThreads(devices)
+        self._apart = RanksApart()
         self._reduced = NotReduced()
         self._layouts = LayoutsDiffer()
 
@@ -60,6 +62,7 @@ class Rules:
         self._exposed.add_step(facts, is_measured)
         self._imbalance.add_step(facts)
         self._threads.add_step(facts)
+        self._apart.add_step(facts)
         self._input.add_step(facts)
         self._reduced.add_step(across)
         if across.counted:  # what ranks took, without their waits for one that is to blame
@@ -79,6 +82,7 @@ class Rules:
             *self._drift.incidents(),
             *self._device.incidents(),
             *self._threads.incidents(),
+            *self._apart.incidents(),
             *self._reduced.incidents(),
             *self._layouts.incidents(),
         ]

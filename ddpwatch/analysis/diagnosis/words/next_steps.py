@@ -29,6 +29,7 @@ _LENGTHS = "group samples of similar length, so that all ranks' batches take as 
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
 _THREADS = "start torchrun with OMP_NUM_THREADS = cores / ranks, or call torch.set_num_threads"
+_TOGETHER = "let all ranks skip a batch together: all_reduce whether one has to, or run the backward of a loss times 0"
 _MEMORY = "`ps -eo pid,rss,comm --sort=-rss` shows who has the memory"
 _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
     "steal": "ask who runs the hypervisor: another guest has the CPU; or move the job",
@@ -177,6 +178,11 @@ def _pause(incident: Incident, places: JobPlaces) -> str:
     return f"look at step {incident.since_step} in the timeline, and at the job's output of that time"
 
 
+def _imbalance(incident: Incident, places: JobPlaces) -> str:
+    lengths = f"{_LENGTHS}; or compare the ranks' batch sizes"
+    return f"{text}; else {lengths}" if (text := _device(incident, places)) else lengths
+
+
 def _link(incident: Incident, places: JobPlaces) -> str:
     return _device(incident, places) or "on the hosts of these ranks, `ip -s link` counts errors and drops by interface"
 
@@ -190,6 +196,8 @@ def _hang(incident: Incident, places: JobPlaces) -> str:
 
 def _death(incident: Incident, places: JobPlaces) -> str:
     ends = (incident.evidence.ends or {}).values()
+    if ends and not set(incident.ranks) & set(incident.evidence.ends or ()):  # others ended, as it did not come
+        return places.stack_of(incident.ranks[0])
     at = f"on {host}, " if (host := places.host_of(incident)) else ""
     oom = "`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
     if any(end.reason == "killed" and end.signal == 9 for end in ends):  # SIGKILL: nobody else says why
@@ -205,7 +213,7 @@ NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "pause": _pause,
     "drift": _late,
     "slow_input": _input,
-    "imbalance": lambda incident, places: _device(incident, places) or f"{_LENGTHS}; or compare the ranks' batch sizes",
+    "imbalance": _imbalance,
     "exposed_comm": _exposed,
     "repeated_reduction": lambda *_: _NO_SYNC,
     "buffers": lambda *_: _BUFFERS,
@@ -216,6 +224,7 @@ NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "hang": _hang,
     "death": _death,
     "not_reduced": lambda *_: "let the comm hook all-reduce, as torch's default_hooks.allreduce_hook does",
+    "ranks_apart": lambda *_: _TOGETHER,
     "layouts_differ": lambda *_: "build the same model on all ranks: compare list(model.named_parameters())",
 }
 
