@@ -224,8 +224,9 @@ def _judge_live(judgement: Judgement, output: str, report: Mapping[str, Any], in
     at = max((at for at, line in enumerate(lines) if line.startswith("incidents: ")), default=0)
     said, verdict = lines[at + 1 :], NUMBER.sub("#", report["verdict"]["text"])
     named = [f"{KINDS[one.kind].name} {_whose(one)} " for one in incidents]
-    agree = [any(line.startswith(name) for line in said) for name in named]
-    judgement.parts["live"] = at > 0 and all(agree) and verdict in NUMBER.sub("#", lines[at - 1])
+    agree = all(any(line.startswith(name) for line in said) for name in named)
+    last = lines[at - 1 : at] if at else lines  # a job without steps has no incidents to list
+    judgement.parts["live"] = agree and any(verdict in NUMBER.sub("#", line) for line in last)
 
 
 def _whose(incident: Incident) -> str:

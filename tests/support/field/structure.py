@@ -126,6 +126,7 @@ def loader_without_workers(job: Job) -> None:
 @case(
     "NVIDIA-NeMo/Automodel#2468",
     Truth(("ranks_apart",), (1,), says="skip", since=80, soon=20, beside=("hang", "death")),
+    fails=True,
 )
 def backward_left_out(job: Job) -> None:
     """One rank skips a batch at step 80, and is one update ahead from then on."""
