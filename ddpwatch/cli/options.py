@@ -28,8 +28,8 @@ Detail = Annotated[
     str | None,
     typer.Option(
         metavar="DETAIL",
-        help="How many steps are timed in full: low, normal (as watching for 1% of a step allows), high (nearly all), "
-        "or that percentage (default: normal, low where lines go to a file).",
+        help="How many steps are timed in full: low, normal (as watching for 1% of a step allows), high (nearly all: "
+        "in steps of 20 ms, 8% more CPU time), or that percentage (default: normal, low where lines go to a file).",
     ),
 ]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A recording (.mcap), or a directory of rank files.")]

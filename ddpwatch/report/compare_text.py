@@ -6,6 +6,7 @@ from ddpwatch.analysis.compare import RunComparison, RunDifference
 from ddpwatch.analysis.diagnosis.words.account_names import account_in_phase, phase_name
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
 from ddpwatch.report.headline import exposed_parts
+from ddpwatch.report.incidents import named
 
 MOST_ACCOUNTS = 5
 MOST_INCIDENTS = 10
@@ -46,7 +47,7 @@ def _lost(found: RunDifference) -> list[str]:
 def _incidents(found: RunDifference) -> list[str]:
     rows = found.incidents
     lines = [
-        f"  only {clean(row.run)}: [{row.severity}] {row.kind}: {clean(row.message)}"
+        f"  only {clean(row.run)}: [{row.severity}] {clean(named(row.kind, row.message))}"
         f" ({percent(row.share, 1)} of the run)"
         for row in rows[:MOST_INCIDENTS]
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
-from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
@@ -27,10 +27,10 @@ def shown(incidents: Sequence[IncidentFigures]) -> tuple[Sequence[IncidentFigure
     return incidents[:MOST_INCIDENTS], f"… {more} more" if more > 0 else ""
 
 
-def named(row: IncidentFigures) -> str:
+def named(kind: Kind, message: str) -> str:
     """Returns what happened, after what kind of incident it is, unless its first words say that."""
-    name = KINDS[row.kind].name
-    return row.message if row.message.startswith(name) else f"{name}: {row.message}"
+    name = KINDS[kind].name
+    return message if message.startswith(name) else f"{name}: {message}"
 
 
 def facts(row: IncidentFigures, report: Report) -> str:

@@ -93,7 +93,7 @@ def _incidents(report: Report) -> list[str]:
     found, more = worst.shown(report.incidents)
     lines = ["Incidents", f"verdict: {clean(report.verdict.text)}"]
     for row in found:
-        lines.append(f"[{row.severity}] {clean(worst.named(row))} · {worst.facts(row, report)}")
+        lines.append(f"[{row.severity}] {clean(worst.named(row.kind, row.message))} · {worst.facts(row, report)}")
         lines += [f"    {clean(line)}" for line in worst.lines_below(row)]
     return [*lines, *([more] if more else [])]
 

@@ -19,6 +19,7 @@ import pytest
 from ddpwatch import open_recording
 from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import table as aligned
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.metrics.figures import Meter
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -31,6 +32,7 @@ from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import AttachSpec, ReplaySpec
 from ddpwatch.viewer.plain import line
 from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Bye
 from tests.support.dashboards import Clock, ended_recording, screen_text, until
 from tests.support.jobs import ROOT, Job
 from tests.tui.test_same_figures import NUMBER, below, uneven_run
@@ -70,6 +72,7 @@ async def test_each_word_has_one_value(live: bool, run_directory: Path, tmp_path
             await until(pilot, lambda: app.session.state.frames)
             await pilot.press("full_stop")
             await until(pilot, lambda: app.session.over and (live or app.session.whole.ready))
+            await until(pilot, lambda: not live or is_complete(file))
         screen, state = screen_text(app), app.session.state
     report = report_of(file)
     said = {**of_screen(screen), **of_state(state), **of_report(report), **of_files(file, tmp_path, report)}
@@ -80,6 +83,14 @@ async def test_each_word_has_one_value(live: bool, run_directory: Path, tmp_path
     assert live_verdict in render_report(report)
     assert live_verdict in line(state, state.diagnosis.incidents())
     assert " ".join(live_verdict.split()) in " ".join(screen.split())
+
+
+def is_complete(file: Path) -> bool:
+    """Whether the recording has the run's end: a collector with viewers writes it after that of the job."""
+    try:
+        return any(isinstance(message, Bye) and message.rank is None for message, _ in Recording(file))
+    except DdpwatchError:
+        return False
 
 
 def table_of(said: dict[str, Said]) -> list[str]:
@@ -133,7 +144,7 @@ def of_state(state: RunState) -> dict[str, Said]:
     }
     shares = {"overlap": values["overlap"][0].value, "lost": values["lost_time"][0].value}
     shares |= {"lost waiting": (lost.get("waiting", 0.0) + lost["jitter"]) / sum(lost.values())}
-    shares |= {"lost transfer": lost["transfer"] / sum(lost.values())}
+    shares |= {"lost transfer": lost.get("transfer", 0.0) / sum(lost.values())}
     return {
         "plain line": searched(plain, step=r"^ *\d+ +[\d.]+ +N", overlap=r" N % +[\d.]+", exposed=r" % +N"),
         "metrics": {word: f"{value:.3f}" for word, value in ms.items()}

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from ddpwatch.analysis.diagnosis.causes.device_signals import GPU_FIELDS, HOST_FIELDS, RANK_FIELDS
+from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.hangs.blame import Why
 from ddpwatch.analysis.diagnosis.incident import (
     LOST,
@@ -22,7 +23,9 @@ from ddpwatch.analysis.diagnosis.incident import (
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.evidence import ELSEWHERE, SENTENCES, evidence_sentences
 from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
-from ddpwatch.wire.messages import Mark
+from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.wire.messages import Mark, Status
 from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
@@ -59,9 +62,11 @@ def test_it_says_something_whatever_is_known(kind: Kind, known: bool, ranks: tup
 
 
 def test_a_late_rank_s_stack_is_looked_at_where_it_runs() -> None:
-    late = Incident("straggler", "warning", "", (1,), "backward")
+    late = Incident("straggler", "warning", "", (1,), "backward", open=True)
     where = places()
     assert next_step(late, where) == "on node-a, `py-spy dump --pid 4712` shows what rank 1 does"
+    over = Incident("straggler", "warning", "", (1,), "backward")
+    assert next_step(over, where).startswith("if it comes again, on node-a, `py-spy dump --pid 4712` shows")
     where.add_bye(bye(1))
     assert "`" not in next_step(late, where)  # there is no such process any more
 
@@ -108,6 +113,12 @@ def test_memory_is_pinned_for_a_gpu_only() -> None:
     slow = Incident("slow_input", "warning", "", phase="data")
     assert "pin_memory=True" in next_step(slow, places(device_kind="cuda"))
     assert "pin_memory" not in next_step(slow, places())
+
+
+def test_of_a_run_that_is_recorded_the_recording_is_read_which_outlives_it() -> None:
+    found = Diagnosis(Layouts(Groups()), Groups())
+    found.apply_message(Status(at_ns=1, frames=1, bytes=1, recording="my run.mcap"), 1)
+    assert found.places.what_if == "`ddpwatch whatif 'my run.mcap'`"
 
 
 def test_the_dashboard_has_a_view_for_what_if() -> None:

@@ -136,6 +136,7 @@ class Diagnosis:
             self._liveness.add_node(message)
             self._liveness.pass_time(received_ns)
         elif isinstance(message, Status):
+            self.places.source = self.places.source or message.recording
             self._liveness.pass_time(received_ns)
 
     def add_step(self, across: StepAcrossRanks) -> None:

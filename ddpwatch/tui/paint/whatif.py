@@ -17,7 +17,7 @@ _DETAIL_ROWS = 5
 _LEAST_ROWS = 4  # of changes, before there is room for details
 _WIDE, _ROOMY = 120, 64
 _BEST = "◀"
-_LEGEND = "▓ step, of it ╱ exposed communication   ┄ to the end of the interval"
+_LEGEND = "▓ step, of it ╱ exposed   ┄ end of the interval"
 _SHORTER = {"bucket cap": "cap", " as fast as the others": " like the others", " batches": "", " (the bound)": ""}
 
 

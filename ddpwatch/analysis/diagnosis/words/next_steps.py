@@ -55,7 +55,7 @@ class JobPlaces:
     """Where a job's ranks can be looked at, by what they said.
 
     Attributes:
-        source: What `ddpwatch whatif` reads: a recording; else the newest run of the job.
+        source: What `ddpwatch whatif` reads: a recording, as a run's ends with it; else the newest run of the job.
         layout_kind: What its collectives carry: DDP's buckets, FSDP2's groups, or what calls of its own do.
     """
 
@@ -109,12 +109,13 @@ class JobPlaces:
         of_ranks = {self._hellos[rank].host for rank in incident.ranks if rank in self._hellos}
         return named or (of_ranks if len(of_ranks) == 1 else hosts if len(hosts) == 1 else {""}).pop()
 
-    def stack_of(self, rank: int) -> str:
-        """Returns how to see what a rank does."""
+    def stack_of(self, rank: int, lasts: bool = True) -> str:
+        """Returns how to see what a rank does: now, or once what does not last comes again."""
         hello = self._hellos.get(rank)
         if hello is None or rank in self._ended:
             return f"next time, py-spy dump --pid shows what rank {rank} does while it lasts"
-        return f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does"
+        shows = f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does"
+        return shows if lasts else f"if it comes again, {shows}"
 
 
 # -- by kind -------------------------------------------------------------------------------------------------
@@ -132,8 +133,8 @@ def _late(incident: Incident, places: JobPlaces) -> str:
         return "find the phase that grows: record the run, and compare its first steps with its last (report --steps)"
     irregular = incident.kind == "intermittent" and incident.period is None
     if irregular and incident.phase in ("forward", "backward", ""):
-        return f"if batches differ in length, {_LENGTHS}; else {places.stack_of(incident.ranks[0])}"
-    return places.stack_of(incident.ranks[0])
+        return f"if batches differ in length, {_LENGTHS}; else {places.stack_of(incident.ranks[0], incident.open)}"
+    return places.stack_of(incident.ranks[0], incident.open)
 
 
 def _device(incident: Incident, places: JobPlaces) -> str:
@@ -174,7 +175,7 @@ def _pause(incident: Incident, places: JobPlaces) -> str:
     if text := _device(incident, places):
         return text
     if incident.ranks:
-        return places.stack_of(incident.ranks[0])
+        return places.stack_of(incident.ranks[0], incident.open)
     return f"look at step {incident.since_step} in the timeline, and at the job's output of that time"
 
 
