@@ -83,6 +83,21 @@ def test_the_scale_of_noise_that_lasts_is_known_from_what_changes(world, least):
     assert median(smallest) > least * MS
 
 
+@pytest.mark.parametrize("noise_ms", [0.2, 0.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_steady_growth_is_no_noise(noise_ms, seed):
+    """A rank that is 0.2 ms later in each step of 75 ms was named after 127 steps, when it cost a quarter of a step."""
+    rng, group = random.Random(seed), GroupLateness((0, 1))
+    for number in range(127):
+        launches = [int(rng.gauss(100, noise_ms) * MS) for _ in range(2)]
+        late_ns = number * MS // 5
+        launches[1] += late_ns
+        if found := group.add_step(number, launches, 75 * MS + late_ns):
+            break
+    assert [streak.rank for streak in found] == [1]
+    assert late_ns < 0.12 * (75 * MS + late_ns)
+
+
 @pytest.mark.parametrize("correlation", [0.3, 0.6, 0.9])
 def test_how_long_noise_exceeds_a_threshold(correlation):
     """At 0 deviations, the correlation of the signs is 2/pi arc sin r; a high threshold is exceeded more shortly."""

@@ -22,6 +22,7 @@ from ddpwatch.analysis.diagnosis.late.noise import (
     deviations,
     lasting,
     scale,
+    without_growth,
 )
 from ddpwatch.analysis.diagnosis.late.streak import RHYTHM_STRUCK, Streak
 
@@ -306,7 +307,7 @@ class GroupNoise:
         """Returns the standard deviation of noise, from the rows that were the newest so many steps ago."""
         rows = list(islice(reversed(self.rows), ago, ago + max(1, POOLED // len(self.ranks))))
         if len(self.ranks) == 2:
-            return scale([row.measured[0] for row in rows])
+            return scale(without_growth([row.measured[0] for row in rows]))
         if self.bias:
             return scale([int(value) for row in rows for value in map(sub, row.measured, self.bias)])
         values = [value for row in rows for value in row.measured if value]
@@ -351,7 +352,7 @@ class GroupNoise:
 
 def _kept(column: Sequence[int | None], limit: float) -> float:
     """Returns the correlation of successive values; None is left out."""
-    known = [value for value in column if value is not None]
+    known = without_growth([value for value in column if value is not None])
     middle, limit = median(known), max(1.0, limit)
     noise = [at if -limit <= at <= limit else limit if at > 0 else -limit for at in [one - middle for one in known]]
     power = sum(map(mul, noise, noise))

@@ -14,6 +14,8 @@ from operator import sub
 from statistics import NormalDist
 from typing import NamedTuple
 
+from ddpwatch.analysis.diagnosis.late.trend import Trend
+
 WINDOWS = (5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # newest steps, counted again and again
 KEEP_STEPS = WINDOWS[-1]
 FALSE_ALARMS = 1e-6  # per step and group, at most: all figures, ranks, windows and thresholds together
@@ -56,6 +58,7 @@ THRESHOLDS = (  # the larger ones count where noise has outliers: those are smal
 )
 LOW, *RARE = THRESHOLDS
 LASTING = THRESHOLDS[:2]  # those that noise which lasts for several steps can exceed again and again
+GROWTH_FIT = 0.8  # share of the variance that a straight line explains: noise that lasts seldom looks like that
 CORRELATION_NOTICED = 0.25  # correlation of successive steps: less may be chance
 LONGEST_CORRELATION_TIME = 20.0
 FURTHEST_NS = 1 << 61  # 73 years
@@ -88,6 +91,17 @@ def scale(values: Sequence[int]) -> float:
         return 0.0
     width: int = min(map(sub, ordered[third - 1 :], ordered))
     return width / 2 / _NORMAL_THIRD * (1 + 8 / count)
+
+
+def without_growth(values: Sequence[int]) -> list[int]:
+    """Returns the values without their straight line, if that is nearly all that there is to them."""
+    trend = Trend()
+    for x, y in enumerate(values):
+        trend.add_point(x, y)
+    line = trend.line(len(values) - 1)
+    if line.fit < GROWTH_FIT:
+        return list(values)
+    return [y - int(line.at(x)) for x, y in enumerate(values)]
 
 
 def correlation_time(kept: float, count: int) -> float:
