@@ -1,8 +1,8 @@
 """Measures what watching adds to the CPU time of a loop without a wrapper that issues many small collectives.
 
-    step ms, CPU ms    of the training thread, unwatched: the median over the rounds of a job's mean
+    step ms, CPU ms    of the training thread, unwatched: the median over the rounds of a job's mean, and of its median
     adds               to that CPU time, by jobs in turns, with a 95 % interval (`paired.hodges_lehmann`)
-    with its threads   the same of the whole process, with ddpwatch's and Gloo's threads
+    with its threads   the same of the mean, of the whole process: with full steps, ddpwatch's and Gloo's threads
 
 A job is one rank. Its first steps are left out: in these, ddpwatch learns what it costs.
 """
@@ -10,6 +10,7 @@ A job is one rank. Its first steps are left out: in these, ddpwatch learns what 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -81,26 +82,26 @@ def _job(watched: bool, collectives: int, chosen: argparse.Namespace) -> dict[st
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(3)))
     optimizer, batch, values = torch.optim.SGD(model.parameters(), lr=0.01), torch.ones(16, width), torch.ones(8)
     began: tuple[float, ...] = ()
+    ends: list[float] = []
     for step in range(chosen.steps):
         if step == chosen.first:
-            began = _times()
+            began, ends = _times(), [time.thread_time()]
         for _ in range(collectives):
             dist.all_reduce(values)
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        ends.append(time.thread_time())
     count = chosen.steps - chosen.first
-    found = {
-        name: (end - start) / count
-        for name, start, end in zip(("wall", "thread", "process"), began, _times(), strict=True)
-    }
+    wall, process = ((end - start) / count for start, end in zip(began, _times(), strict=True))
+    thread = median(after - before for before, after in itertools.pairwise(ends))
     if watch is not None:
         watch.close()
-    return found
+    return {"wall": wall, "thread": thread, "process": process}
 
 
-def _times() -> tuple[float, float, float]:
-    return time.perf_counter(), time.thread_time(), time.process_time()
+def _times() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 if __name__ == "__main__":

@@ -24,10 +24,14 @@ from ddpwatch.probe.recorder import StepRecorder
 
 
 class HookedGroup:
-    """As torch's groups have hooks."""
+    """As torch's groups have hooks, and count."""
 
     def __init__(self) -> None:
         self.hooks: dict[int, Callable[[Any], None]] = {}
+        self.issued = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.issued
 
     def register_pre_hook(self, number: int, hook: Callable[[Any], None]) -> None:
         assert number not in self.hooks
@@ -88,6 +92,16 @@ def test_hooks_are_there_while_collectives_are_recorded(monkeypatch: pytest.Monk
     rest[0] = True
     seeing.close()
     assert not group.hooks
+
+
+def test_what_a_job_that_stands_still_has_issued_is_counted_anew() -> None:
+    """In bare steps nothing is noted, and a hang shows by who has issued less."""
+    context = ProbeContext(StepRecorder(lambda record: None), Guard(lambda *_: None), lambda message: None)
+    seeing, group = AnyCollective(context, EventLog(), lambda own_ns: None), HookedGroup()
+    seeing._meet(group)
+    group.issued = 7
+    assert [count for _, count in seeing.issued_in(still=False)] == [0]
+    assert [count for _, count in seeing.issued_in(still=True)] == [7]
 
 
 @contextmanager
