@@ -89,7 +89,8 @@ def test_a_rank_that_stalls_after_its_last_collective_ends_its_step_last_and_sta
     long, usual = STEP_MS + STALL_MS, STEP_MS
     (found,) = stalls([], took=[(0, usual), (0, long), (0, usual)])
     assert (found.ranks, found.cost_ns) == ((1,), 0)  # nobody waits in this step
-    (found,) = stalls([], took=[(0, long), (STALL_MS, usual), (0, long)])
+    waiting = places((700, "", 5, ""), (2050, "", STALL_MS, ""), (1500, "", 5, ""))
+    (found,) = stalls(waiting, took=[(0, long), (STALL_MS, usual), (0, long)])
     assert (found.ranks, found.cost_ns) == ((1,), 2 * STALL_MS * MS)
 
 
@@ -103,3 +104,81 @@ def test_both_steps_of_such_a_stall_are_one_incident() -> None:
     assert (found.ranks, found.cost_ns, found.until_step) == ((1,), STALL_MS * MS, CALM + 1)
     accounts = {(account.name, account.rank): account.ns for account in state.diagnosis.lost().accounts}
     assert accounts["waiting", 1] == STALL_MS * MS
+
+
+def places(*at_ms: tuple[int, str, int, str]) -> list[Beat]:
+    """Heartbeats in the stall's step: of each rank, when, in which phase, since when, and what it does besides."""
+    shown = []
+    for rank, (at, phase, since, activity) in enumerate(at_ms):
+        at_ns, since_ns = (START_NS + (START_MS + ms) * MS for ms in (at, since))
+        shown.append(beat(rank, CALM, phase=phase, issued=None, at_ns=at_ns, since_ns=since_ns, activity=activity))
+    return shown
+
+
+def test_it_is_the_rank_that_was_still_between_steps_while_the_others_were_in_theirs() -> None:
+    """Of six uploads of 0.6 s, three were said to be every rank's: too short for counts to be compared."""
+    messages = places((700, "", 5, ""), (700, "input", 0, ""), (1500, "", 5, ""))
+    (found,) = stalls(messages)
+    assert (found.ranks, found.phase, found.cost_ns) == ((1,), "between", 2 * STALL_MS * MS)
+    assert found.message == f"rank 1 paused for {STALL_MS} ms between steps at step {CALM}"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        places((700, "", 5, ""), (700, "input", 0, ""), (1500, "input", 0, "")),  # two are
+        places((700, "", 5, ""), (100, "input", 0, ""), (1500, "", 5, "")),  # as in any step
+        places((700, "", 5, ""), (700, "input", 0, ""), (1900, "", 1200, "")),  # and another one was for most of it
+    ],
+)
+def test_it_is_nobody_s_if_others_were_between_steps_too(messages: list[Beat]) -> None:
+    (found,) = stalls(messages)
+    assert (found.ranks, found.cost_ns) == ((), 3 * STALL_MS * MS)
+
+
+@pytest.mark.parametrize(
+    ("activity", "phase", "account"),
+    [("validation", "validation", "pause"), ("data", "data", "input"), ("", "between", "other")],
+)
+def test_what_all_ranks_did_meanwhile_has_its_account(activity: str, phase: str, account: str) -> None:
+    calm = [step(rank, number) for number in range(CALM) for rank in range(2)]
+    meanwhile = places((700, "input", 0, activity), (900, "input", 0, activity))
+    last = [stalled(rank, CALM, START_MS, STEP_MS + STALL_MS) for rank in range(2)]
+    diagnosis = state_of([hello(0), hello(1), *calm, *meanwhile, *last]).diagnosis
+    (found,) = [one for one in diagnosis.incidents() if one.kind == "pause"]
+    assert (found.ranks, found.phase) == ((), phase)
+    assert found.severity == ("info" if phase == "validation" else "warning")
+    accounts = {(one.name, one.phase): one.ns for one in diagnosis.lost().accounts}
+    assert accounts[account, phase] >= 2 * STALL_MS * MS * 0.98  # what is longer than the longest step like it
+
+
+def test_a_rank_that_saves_after_a_validation_of_all_is_not_to_blame_for_that() -> None:
+    """Saving ends what lies before its step, which so starts late, and the others' step was the longer one."""
+    messages = places((700, "input", 0, "validation"), (1200, "input", 0, "validation"))
+    for known in (messages, []):  # not even if nothing shows what the others did
+        (found,) = stalls(known, ranks=2, took=[(STALL_MS, STEP_MS), (0, STALL_MS + STEP_MS)])
+        assert found.ranks == ()
+    (found,) = stalls(
+        places((700, "input", 0, ""), (1200, "", 5, "")), 2, [(STALL_MS, STEP_MS), (0, STALL_MS + STEP_MS)]
+    )
+    assert found.ranks == (0,)
+
+
+def test_a_validation_of_one_rank_while_the_others_wait_in_a_collective_of_their_own() -> None:
+    """All of their watched step lies between two, and nobody launched a bucket late."""
+    calm = [step(rank, number) for number in range(CALM) for rank in range(2)]
+    counts = [beats(0, 118), beats(1, 119)]
+    for seen, activity in zip(counts, ("validation", ""), strict=True):
+        for one in seen:
+            one.phase, one.activity = "input", activity
+    last = [step(rank, CALM, duration_ns=(STEP_MS + STALL_MS) * MS) for rank in range(2)]
+    for one in last:  # between its start and its forward
+        one.spans = [type(span)(span.phase, span.start + STALL_MS * MS, span.end + STALL_MS * MS) for span in one.spans]
+        for column in ("comm_ready", "comm_launch", "comm_done", "hook_ns"):
+            setattr(one, column, [at + STALL_MS * MS for at in getattr(one, column)])
+    diagnosis = state_of([hello(0), hello(1), *calm, *counts[0], *counts[1], *last]).diagnosis
+    (found,) = [one for one in diagnosis.incidents() if one.kind == "pause"]
+    assert (found.ranks, found.phase, found.severity) == ((0,), "validation", "info")
+    assert found.cost_ns == STALL_MS * MS
+    accounts = {(one.name, one.rank): one.ns for one in diagnosis.lost().accounts if one.phase == "validation"}
+    assert accounts == {("waiting", 0): STALL_MS * MS, ("pause", None): STALL_MS * MS}

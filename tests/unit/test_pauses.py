@@ -11,6 +11,7 @@ from tests.support.frames import (
     MS,
     START_NS,
     bare,
+    beat,
     hello,
     state_of,
     step,
@@ -180,3 +181,82 @@ class TestPauses:
         state = state_of([hello(0), hello(1), *messages])
         (found,) = [one for one in state.diagnosis.incidents() if one.phase == "checkpoint"]
         assert (found.kind, found.severity, found.ranks, found.cost_ns) == ("pause", "info", (), 1000 * MS)
+
+
+def with_stalls(at, took=600, others=(), steps=240):
+    """A run whose rank 1 is between steps for so long (ms) before some steps, bare ones of which heartbeats tell."""
+    messages, now = [hello(0), hello(1)], 0
+    for number in range(steps):
+        long = took if number in at else others.get(number, 0) if others else 0
+        start, longer = START_NS + now * MS, {"start_ns": START_NS + now * MS, "duration_ns": (100 + long) * MS}
+        if long and number not in others:
+            said = {"at_ns": start + 400 * MS, "issued": None}
+            messages.append(beat(0, number, phase="", since_ns=start + 5 * MS, **said))
+            messages.append(beat(1, number, phase="input", since_ns=start, **said))
+        for rank in range(2):
+            one = bare(rank, number) if long else step(rank, number)
+            one.start_ns, one.duration_ns = longer["start_ns"], longer["duration_ns"]
+            messages.append(one)
+        now += 100 + long
+    return state_of(messages).diagnosis
+
+
+class TestRhythms:
+    def test_from_the_third_on_they_are_one_incident_with_a_period_and_live(self):
+        """Six uploads were six incidents, and the verdict had none of them."""
+        for times, is_open in ((2, False), (3, True), (4, True)):
+            at = range(50, 50 * times + 1, 50)
+            diagnosis = with_stalls(at, steps=at[-1] + 10)
+            (found,) = [one for one in diagnosis.incidents() if one.kind == "pause"]
+            assert (found.ranks, found.phase, found.steps, found.open) == ((1,), "between", times, is_open)
+            assert found.period == (50 if is_open else None)
+            assert found.cost_ns == times * 600 * MS
+        assert found.message == "rank 1 alone paused between steps every 50 steps, for up to 600 ms"
+        assert found.severity == "warning"
+        assert found.gain == pytest.approx(600 / (50 * 100 + 600), rel=0.05)
+        assert (found.counts, "less often" in found.next_step) == (True, True)
+
+    def test_one_of_which_nothing_is_known_is_theirs_if_it_was_due(self):
+        for unknown, steps in ((200, 4), (220, 3)):
+            found = [
+                one for one in with_stalls((50, 100, 150), others={unknown: 700}).incidents() if one.kind == "pause"
+            ]
+            assert sorted((one.ranks, one.steps) for one in found) == sorted([((1,), steps)] + [((), 1)] * (steps == 3))
+            (rhythm,) = [one for one in found if one.ranks]
+            assert (rhythm.period, rhythm.cost_ns) == (50, (1800 + 700 * (steps == 4)) * MS)
+
+    def test_what_is_planned_is_the_verdict_if_it_takes_5_percent(self):
+        """Checkpoints of one rank took a quarter of the run, beside "nothing stands out"."""
+        for save_ms, counts in ((400, True), (100, False)):
+            messages, now = [hello(0), hello(1)], 0
+            for number in range(170):
+                due = number % 40 == 0 and number > 0
+                start, late = START_NS + now * MS, save_ms if due else 0
+                if due:
+                    about = {"name": "torch.save", "start_ns": start, "end_ns": start + late * MS}
+                    messages.append(Mark(rank=0, kind="save", **about))
+                messages.append(step(0, number, start_ns=start + late * MS))
+                messages.append(step(1, number, wait_ms=late, start_ns=start, duration_ns=(100 + late) * MS))
+                now += 100 + late
+            (found,) = [one for one in state_of(messages).diagnosis.incidents() if one.phase == "checkpoint"]
+            assert (found.ranks, found.severity, found.period, found.open) == ((0,), "info", 40, True)
+            assert found.counts == counts
+
+    def test_what_all_ranks_do_again_and_again_is_no_warning(self):
+        """Each iteration of a PPO starts with a phase of its own."""
+        messages, now = [hello(0), hello(1)], 0
+        for number in range(80):
+            long = 1000 if number % 16 == 0 and number else 0
+            start = START_NS + now * MS
+            for rank in range(2):
+                one = bare(rank, number) if long else step(rank, number)
+                one.start_ns, one.duration_ns = start, (100 + long) * MS
+                if long:
+                    messages.append(
+                        beat(rank, number, phase="input", issued=None, at_ns=start + 600 * MS, since_ns=start)
+                    )
+                messages.append(one)
+            now += 100 + long
+        (found,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
+        assert (found.ranks, found.severity, found.period, found.steps) == ((), "info", 16, 4)
+        assert found.message == "every rank paused between steps every 16 steps, for up to 1000 ms"

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import BARE, Ledger, StepSplit
+from ddpwatch.analysis.diagnosis.accounts.accounts import Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -88,7 +88,7 @@ class Diagnosis:
         self._placement = Placement()
         self._devices = DeviceCauses(self._placement)
         self._rules = Rules(self._devices)
-        self._pauses = Pauses(self._devices, self._held_up)
+        self._pauses = Pauses(self._devices, self._held_up, self._ledger)
         self._causes: dict[tuple[int, int], tuple[int, DeviceCause | None]] = {}
         self._splits: deque[StepSplit] = deque(maxlen=MOST_SPLITS)
         # The newest watched steps: their waits, and those since, may turn out to be one rank's doing
@@ -394,12 +394,8 @@ class Diagnosis:
         for incident in incidents:
             if len(incident.ranks) != 1 or incident.kind in ("hang", "death"):
                 continue
-            bare = bool(incident.evidence.unwatched)
-            ns = min(incident.cost_ns, rest[BARE] if bare else waits)
-            if bare:
-                rest[BARE] -= ns
-            else:
-                waits -= ns
+            ns = min(incident.cost_ns, waits)
+            waits -= ns
             waiting[incident.ranks[0], incident.phase] += ns
         accounts = [Account(name, None, phase, ns) for (name, phase), ns in rest.items() if ns]
         accounts += [Account("waiting", rank, phase, ns) for (rank, phase), ns in waiting.items() if ns]

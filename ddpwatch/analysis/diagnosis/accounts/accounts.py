@@ -82,6 +82,7 @@ class StepSplit:
         held_up: By rank that paused, how much later it launched its group's last bucket than all others, at most.
         blamed: Ranks that are late or paused: who waits for them does not wait by chance.
         buffers_ns: Transfer of DDP's buffers, of the same account as that of buckets.
+        gaps: By rank, how much lies between its step before and this one, if something does.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.
         like: The watched step that a bare one was split like.
@@ -98,6 +99,7 @@ class StepSplit:
     leads: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
     held_up: dict[int, int] = field(default_factory=dict)
+    gaps: dict[int, int] = field(default_factory=dict)
     blamed: Collection[int] = ()
     buffers_ns: int = 0
 
@@ -257,6 +259,26 @@ class Ledger:
             marks = self._marks.setdefault(mark.rank, deque(maxlen=PENDING_MARKS))
             marks.append((phase, mark.start_ns, mark.end_ns))
 
+    def reassign(self, ns: int, bare: bool, phase: str, rank: int | None) -> None:
+        """Notes what a stall was that no stamp explains.
+
+        Args:
+            ns: Rank-time of it.
+            bare: Whether it was in a bare step; else between two.
+            phase: What all ranks did meanwhile.
+            rank: The one that all others waited for instead.
+        """
+        source = BARE if bare else _KEYS["between"]
+        ns = min(ns, self.accounts[source])
+        self._accounts[source] -= ns
+        if not bare:
+            self._paused[source] += ns
+        if rank is not None:
+            self.waits[rank] += ns
+        else:
+            self._accounts[_KEYS[phase]] += ns
+            self._paused[_KEYS[phase]] -= ns
+
     def add_step(self, across: StepAcrossRanks) -> StepSplit:
         """Takes the next step; returns its split."""
         steps = list(across.ranks.values())
@@ -267,7 +289,7 @@ class Ledger:
             self._split_watched(across, found, pauses)
         else:
             self._split_other(across, steps, found)
-        self._add_gaps(steps, pauses)
+        self._add_gaps(steps, found, pauses)
         self._pending.append(found.accounts)
         if len(self._pending) >= MOST_PENDING:
             self._add_pending()
@@ -386,7 +408,7 @@ class Ledger:
         known = [(age, one) for kept in (self._references, self._long) for age, one in enumerate(reversed(kept))]
         return min(known, key=lambda at: abs(at[1][0] - mean) + PER_OLDER * mean * at[0])[1]
 
-    def _add_gaps(self, steps: Iterable[Step], pauses: Mapping[int, Pauses]) -> None:
+    def _add_gaps(self, steps: Iterable[Step], found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
         """Adds what lies between a rank's step before and this one: a validation, a checkpoint, or missing steps."""
         ends, numbers = self._ends, self._numbers
         gaps: dict[AccountKey, int] = {}
@@ -395,6 +417,7 @@ class Ledger:
             end, before = start + step.duration_ns, ends.get(rank, start)
             if start > before:
                 missing = number > numbers.get(rank, number) + 1
+                found.gaps[rank] = start - before
                 left = [(before, start)]
                 for phase, stretches in pauses[rank].items() if rank in pauses else ():
                     _add_ns(gaps, _KEYS[phase], total(intersect(left, stretches)))

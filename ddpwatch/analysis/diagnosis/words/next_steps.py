@@ -155,7 +155,7 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     if text := _device(incident, places):
         return text
     pinned = ", and pin_memory=True" if places.has_gpu() else ""
-    if incident.kind == "intermittent" and incident.period is not None:
+    if incident.kind in ("intermittent", "pause") and incident.period is not None:
         return f"give the DataLoader persistent_workers=True: it waits again and again, as when workers start{pinned}"
     return f"give the DataLoader {places.more_workers}{pinned}"
 
@@ -172,6 +172,10 @@ def _exposed(_: Incident, places: JobPlaces) -> str:
 def _pause(incident: Incident, places: JobPlaces) -> str:
     if incident.phase in _BY_PAUSE:
         return _BY_PAUSE[incident.phase]
+    if incident.phase == "data" and not incident.ranks:
+        return _input(incident, places)
+    if incident.ranks and incident.period is not None:
+        return f"do it less often, or on a thread: the others wait for {ranks_named(incident.ranks)} meanwhile"
     if text := _device(incident, places):
         return text
     if incident.ranks:

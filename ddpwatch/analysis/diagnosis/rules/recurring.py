@@ -1,0 +1,173 @@
+"""One pause, or several that are the same one again: of the same ranks, for the same reason, as long."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from ddpwatch.analysis.diagnosis.causes.devices import Denied, DeviceCause
+from ddpwatch.analysis.diagnosis.incident import Incident
+
+KEEP_STRUCK = 512  # newest, of a pause that recurs
+ALIKE = 4  # times as long, at most, are pauses that recur as one
+REGULAR_AFTER = 2  # distances, to call a pause regular
+LATE_AGAIN = 2  # times the longest distance so far: what has not come again by then is over
+VAGUE = frozenset({"", "between"})  # phases in which something else may have been that heartbeats missed
+
+
+@dataclass(slots=True)
+class Pause:
+    """A pause, or one that recurs. Times in ns.
+
+    Attributes:
+        until: The last step that it struck.
+        count: How many it struck.
+        starts: The first of these, each time that it came; the newest.
+        times: How often it came.
+        cost_ns: Of those in watched steps. Of others, it is estimated (`whole_cost_ns`).
+        seen_ns, unseen_ns: How long a rank's marks lasted in watched steps, and in others.
+        unseen_cost_ns: What others waited at most in those.
+        span_ns: From start to end of the step of a stall; of one that recurs, from its first to its newest step.
+        unusual: Whether it is beyond the tail of the job's other steps.
+        denied: Whether the machine did not let the job run for most of it.
+        incident: Once somebody asked, until it strikes again.
+    """
+
+    ranks: tuple[int, ...]
+    phase: str
+    since: int
+    count: int = 0
+    longest_ns: int = 0
+    excess_ns: int = 0
+    cost_ns: int = 0
+    ranks_in_run: int = 1
+    bare: bool = False
+    seen_ns: int = 0
+    unseen_ns: int = 0
+    unseen_cost_ns: int = 0
+    span_ns: tuple[int, int] = (0, 0)
+    device: DeviceCause | Denied | None = None
+    unusual: bool = True
+    denied: bool = False
+    incident: Incident | None = None
+    until: int = 0
+    times: int = 0
+    starts: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STRUCK))
+
+    def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
+        """Takes one step that it struck."""
+        self.starts.append(step)
+        self.until = step
+        self.times += 1
+        self.count += 1
+        self.longest_ns = max(self.longest_ns, excess_ns)
+        self.excess_ns += excess_ns
+        self.cost_ns += cost_ns
+        self.incident = None
+
+    def add_mark(self, step: int, ns: int, cost_ns: int, *, seen: bool) -> None:
+        """Takes what a rank's mark says, and what others waited for it."""
+        self.add_step(step, ns, cost_ns if seen else 0)
+        if seen:
+            self.seen_ns += ns
+        else:
+            self.unseen_ns += ns
+            self.unseen_cost_ns += cost_ns
+
+    @property
+    def whole_cost_ns(self) -> int:
+        """In a bare step, a mark costs as much of its length as in watched ones."""
+        if not self.seen_ns:
+            return self.cost_ns + self.unseen_cost_ns
+        return self.cost_ns * (self.seen_ns + self.unseen_ns) // self.seen_ns
+
+    @property
+    def waited_ns(self) -> float:
+        """How long each rank waited for it, or was in it."""
+        return self.whole_cost_ns / max(1, self.ranks_in_run - len(self.ranks))
+
+    @property
+    def recurs(self) -> bool:
+        """Whether it comes again and again, by the job's own doing."""
+        return self.times > REGULAR_AFTER and not self.denied
+
+    def is_like(self, ns: int) -> bool:
+        """Returns whether one of that length is one of it: short ones and long ones recur by themselves."""
+        mean = self.excess_ns / self.count if self.count else ns
+        return mean / ALIKE <= ns <= ALIKE * mean
+
+    def is_again(self, other: Pause) -> bool:
+        """Returns whether another one is this one again: as long, of the same ranks, for the same reason.
+
+        One of which only the length is known is, if it comes when this is due. Those that the machine is to blame for
+        need not be alike.
+        """
+        if self.ranks == other.ranks and self.denied and other.denied:
+            return True
+        if not self.is_like(other.longest_ns):
+            return False
+        if not (other.ranks or other.phase):
+            return self.period is not None and (other.since - self.since) % self.period == 0
+        return self.ranks == other.ranks and (
+            self.phase == other.phase or not VAGUE.isdisjoint((self.phase, other.phase))
+        )
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether it recurs, and may come again: the time for that is not long over."""
+        if not self.recurs:
+            return False
+        longest = max(after - before for before, after in pairwise(self.starts))
+        return step - self.until <= LATE_AGAIN * longest
+
+    @property
+    def period(self) -> int | None:
+        """Every how many steps it comes, where that is regular."""
+        return None if self.denied else _period(self.starts)
+
+    @property
+    def gain(self) -> float | None:
+        """By how much a step would be shorter without those that recur, as a share."""
+        took = self.span_ns[1] - self.span_ns[0]
+        if not self.recurs or took <= 0:
+            return None
+        return self.waited_ns * (self.times - 1) / self.times / took
+
+    def merge(self, other: Pause, *, again: bool) -> None:
+        """Takes another one of the same ranks, perhaps in another phase: it came again, or has gone on."""
+        if self.phase != other.phase:
+            self.phase = (other.phase if self.phase in VAGUE else self.phase) if again else ""
+        if again:
+            self.device = self.device and other.device  # not what was the cause only once
+            self.starts.extend(other.starts)
+            self.times += other.times
+        self.until = other.until
+        self.count += other.count
+        self.longest_ns = max(self.longest_ns, other.longest_ns)
+        self.excess_ns += other.excess_ns
+        self.cost_ns += other.cost_ns
+        if self.ranks != other.ranks:  # it was taken for that of all ranks
+            self.cost_ns -= other.cost_ns // other.ranks_in_run
+        self.span_ns = self.span_ns[0], other.span_ns[1]
+        self.unusual = self.unusual or other.unusual
+        self.denied = self.denied and other.denied
+        self.incident = None
+
+
+def with_pause(found: Sequence[Pause], pause: Pause) -> list[Pause]:
+    """Returns the pauses and one more, which may be one of them again."""
+    known = next((known for known in found if known.is_again(pause)), None)
+    if known is None:
+        return [*found, pause]
+    both = replace(known, starts=deque(known.starts, maxlen=KEEP_STRUCK))
+    both.merge(pause, again=True)
+    return [both if one is known else one for one in found]
+
+
+def _period(steps: Sequence[int]) -> int | None:
+    """Returns the distance of steps, if it is always the same, but for some steps that are missing."""
+    gaps = [after - before for before, after in pairwise(steps)]
+    shortest = min(gaps, default=0)
+    regular = len(steps) > REGULAR_AFTER and shortest > 0 and not any(gap % shortest for gap in gaps)
+    return shortest if regular and 2 * gaps.count(shortest) > len(gaps) else None
