@@ -12,7 +12,7 @@ from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import HighShare, Spell
-from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, EXPOSED_SHARE
+from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
 
 NEWEST = 32  # watched steps: whom the others waited for, and how long on average
 KEEP_FIRST = 1024  # steps before these
@@ -68,7 +68,7 @@ class Imbalance:
         cause = self._cause(spell)
         incident = Incident(
             kind="imbalance",
-            severity="warning" if spell.share >= EXPOSED_SHARE and cause is None else "info",
+            severity="info",  # noise of ranks that share cores does the same
             message=imbalance_sentence(spell.share, is_open),
             since_step=spell.since,
             until_step=spell.until,
