@@ -316,6 +316,8 @@ class Estimator:
         strata = self._strata(timed=full >= ENOUGH_FULL)
         phases = self._phases(strata, ranks)
         if full < ENOUGH_FULL:
+            if not phases["exposed_comm"]:  # where nobody was seen to wait, perhaps no wait was looked for
+                del phases["exposed_comm"]
             return found._replace(phases_ns=phases)
         return self._with_exposed(found, strata, phases, ranks)
 

@@ -120,10 +120,10 @@ def phase_table(report: Report) -> Table:
 
 def _shown(phases: Mapping[str, float], whole: float, digits: int) -> dict[str, str]:
     """Returns the phases as text: they add up to the whole, and what is exposed is as it is shown elsewhere."""
-    exposed = f"{phases['exposed_comm']:.{digits}f}"
-    rest = {phase: value for phase, value in phases.items() if phase != "exposed_comm"}
-    left = float(f"{whole:.{digits}f}") - float(exposed)
-    return dict(zip(rest, adding_up(left, list(rest.values()), digits), strict=True)) | {"exposed_comm": exposed}
+    exposed = {phase: f"{value:.{digits}f}" for phase, value in phases.items() if phase == "exposed_comm"}
+    rest = {phase: value for phase, value in phases.items() if phase not in exposed}
+    left = float(f"{whole:.{digits}f}") - sum(map(float, exposed.values()))
+    return dict(zip(rest, adding_up(left, list(rest.values()), digits), strict=True)) | exposed
 
 
 def _table(title: str, columns: Columns[Row], rows: Sequence[Row], omit: Collection[str]) -> Table:

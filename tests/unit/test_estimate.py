@@ -54,6 +54,14 @@ def test_each_stretch_counts_by_its_steps_however_many_of_them_are_watched() -> 
     assert found.step_ns == sum(found.phases_ns.values()) == 100 * MS
 
 
+def test_a_wait_that_nobody_looked_for_is_not_known() -> None:
+    """Light steps of a loop whose collectives are not seen."""
+    found = estimated(*[share(number, 100, 0) for number in range(32)])
+    assert "exposed_comm" not in found.phases_ns
+    assert found.step_ns == sum(found.phases_ns.values())
+    assert "exposed_comm" in estimated(*[share(number, 100, 1) for number in range(32)]).phases_ns
+
+
 def test_long_steps_of_which_none_is_full_hide_what_their_duration_says() -> None:
     """Eight short steps are full: the longer, the more they hide, but for some noise, which the interval is about."""
     noise = (0.3, -0.3, 0.1, -0.1, -0.2, 0.2, -0.4, 0.4)

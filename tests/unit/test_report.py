@@ -109,7 +109,7 @@ def test_of_many_hosts_the_text_has_the_number(report: Report) -> None:
 
 
 def test_nothing_lost_and_nothing_known(report: Report) -> None:
-    assert lost_sentence(lost(report, ("compute", None, "forward", 1.0), ranks=1)) == "nothing of 1 rank × 100 s lost"
+    assert lost_sentence(lost(report, ("compute", None, "forward", 1.0), ranks=1)) == "no loss seen in 1 rank × 100 s"
     unknown = replace(report, lost=LostFigures(0.0, None, None, []))
     assert lost_sentence(unknown) == ""
     assert "lost:" not in render_report(unknown) + render_markdown(unknown)

@@ -53,11 +53,16 @@ def lost_accounts(lost: LostTime) -> list[Account]:
 
 
 def lost_share(lost: LostTime, of: str = "") -> str:
-    """Returns ``14.2 % of 8 ranks × 32 min lost``; empty before anything is known. ``of``: of what that is a share."""
+    """Returns ``14.2 % of 8 ranks × 32 min lost``; empty before anything is known. ``of``: of what that is a share.
+
+    What was not looked for may be lost all the same: that nothing is lost is never said.
+    """
     if lost.share is None:
         return ""
     share = sum(share for account, share in shown_accounts(lost) if account.name in LOST)
-    return f"{share_text(share) if share else 'nothing'}{f' of {of}' if of else ''} lost"
+    if not share:
+        return f"no loss seen{f' in {of}' if of else ''}"
+    return f"{share_text(share)}{f' of {of}' if of else ''} lost"
 
 
 def lost_text(
