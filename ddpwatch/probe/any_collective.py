@@ -80,7 +80,7 @@ HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
     "RECV": ("recv", "output_tensors"),
 }
 MAKERS: Final = ("_new_group_with_tag", "split_group")  # functions that make a group, and have said who is in it
-MOST_GROUPS: Final = 256  # that are told apart; what later ones do is not seen
+MOST_GROUPS: Final = 256  # that are known; what later ones do is not seen
 MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ever ends the step
 _HOST: Final = torch.device("cpu")  # made once: a mode of the job's would see it being made
 
@@ -158,10 +158,10 @@ class AnyCollective:
         """Puts hooks in groups while collectives are recorded, and takes them out if no thread may be running one."""
         if self.on:
             for hook in self._hooks:
-                hook.put()
+                hook.register()
         elif (there := [hook for hook in self._hooks if hook.is_in]) and not self._in_hook and others_rest():
             for hook in there:
-                hook.take()
+                hook.remove()
 
     def _pause(self, paused: bool) -> None:
         if paused is not self._paused:

@@ -76,7 +76,7 @@ def optimizer_hook(call: Callable[[Any], object]) -> Callable[..., None]:
         if not torch.compiler.is_compiling():
             call(optimizer)
 
-    hook.__code__ = hook.__code__.replace(co_filename="<optimizer hook>")  # which tells ddpwatch's code from others'
+    hook.__code__ = hook.__code__.replace(co_filename="<optimizer hook>")  # by which others know ddpwatch's code
     return hook
 
 

@@ -83,20 +83,20 @@ class GroupHook:
         self.is_in = False
         self._id = -id(self)  # others count upwards or take an id(): neither is negative
 
-    def put(self) -> None:
+    def register(self) -> None:
         """Puts it in its group."""
         group = self._group()
         if group is not None and not self.is_in:
             self.is_in = True
-            in_groups.add(self.take)
+            in_groups.add(self.remove)
             group.register_pre_hook(self._id, self._before)
 
-    def take(self) -> None:
+    def remove(self) -> None:
         """Takes it out of its group. No thread may be running hooks there."""
         group = self._group()
         if group is not None:
             group.unregister_pre_hook(self._id)
-        in_groups.discard(self.take)
+        in_groups.discard(self.remove)
         self.is_in = False
 
     def silence(self) -> None:
@@ -106,7 +106,7 @@ class GroupHook:
     def forgotten(self) -> bool:
         """Returns whether its group has gone, and the hook with it."""
         if gone := self._group() is None:
-            in_groups.discard(self.take)
+            in_groups.discard(self.remove)
         return gone
 
     def _before(self, args: Any) -> None:

@@ -144,7 +144,7 @@ class LoopProbe:
         self._own_ns += time.monotonic_ns() - at
 
     def _forget_raised(self, at: int, begun: int = 0) -> None:
-        """Notes that a backward is over that an exception has left: nobody is told of that.
+        """Notes that a backward is over that an exception has left: torch says nothing of that.
 
         Args:
             at: Now.

@@ -106,6 +106,7 @@ def _run_document(hello: Hello, bye: Bye | None) -> bytes:
         "id": hello.run_id,
         "previous": hello.previous or None,
         "world_size": hello.world_size,
+        "parallelism": None,  # one rank does not show it
         "backend": hello.backend,
         "hosts": [hello.host],
         "model": hello.module,

@@ -134,7 +134,7 @@ def test_the_counts_are_those_of_another_viewer(served: Served) -> None:
     assert (found["ddpwatch_dropped_frames_total"][()], found["ddpwatch_refused_frames_total"][()]) == (0, 0)
     assert frames in {status.frames for status in messages(seen, Status)}
     newest = max(messages(seen, Layout), key=lambda layout: layout.epoch)
-    sizes = {(str(bucket.index), "0", "all_reduce"): bucket.nbytes for bucket in newest.buckets}
+    sizes = {(str(bucket.index), "dp 2", "0", "all_reduce"): bucket.nbytes for bucket in newest.buckets}
     bandwidths = found["ddpwatch_bus_bandwidth_bytes_per_second"]
     assert bandwidths.keys() == sizes.keys()
     step = found["ddpwatch_step_seconds"][()]

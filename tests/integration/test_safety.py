@@ -216,7 +216,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> 
 
 @pytest.fixture(scope="module")
 def three_ranks(tmp_path_factory: pytest.TempPathFactory, own_directory: None) -> Outcome:
-    return both(tmp_path_factory.mktemp("three"), 3, "--quick", DDPWATCH_DETAIL="20%")  # full steps and shadows in turn
+    return both(tmp_path_factory.mktemp("three"), 3, "--quick", DDPWATCH_DETAIL="60%")  # full steps and shadows in turn
 
 
 @pytest.fixture(scope="module")

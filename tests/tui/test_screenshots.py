@@ -21,7 +21,10 @@ def lowest_line(picture):
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
 def test_each_has_the_tab_of_every_view(picture):
-    assert {f"{key} {view.NAME}" for key, view in VIEWS.items()} <= lowest_line(picture)
+    shown = lowest_line(picture)
+    for key, view in VIEWS.items():
+        tab = f"{key} {view.NAME}"
+        assert {tab, f"{tab[:8]}…"} & shown, tab  # 80 columns have no room for the longest
 
 
 def test_each_view_has_one_and_readers_see_it():

@@ -45,26 +45,26 @@ def test_a_hook_is_put_in_once_and_nothing_knows_of_it_when_it_is_out() -> None:
     group, said = HookedGroup(), list[object]()
     hook = GroupHook(group, said.append)
     for _ in range(2):
-        hook.put()
+        hook.register()
     (call,) = group.hooks.values()
     call("one")
     hook.silence()
     call("two")
     assert said == ["one"]
-    assert hook.take in in_groups
-    hook.take()
+    assert hook.remove in in_groups
+    hook.remove()
     assert not group.hooks
-    assert hook.take not in in_groups
+    assert hook.remove not in in_groups
 
 
 def test_of_a_group_that_has_gone_nothing_is_left_to_take_out() -> None:
     group = HookedGroup()
     hook = GroupHook(group, print)
-    hook.put()
+    hook.register()
     assert not hook.forgotten()
     del group
     assert hook.forgotten()
-    assert hook.take not in in_groups
+    assert hook.remove not in in_groups
 
 
 def test_hooks_are_there_while_collectives_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
