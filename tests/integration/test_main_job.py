@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ddpwatch.analysis.step import PHASES
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
 from ddpwatch.sampling.lease import FULL_PPM, Lease
@@ -105,6 +106,14 @@ def messages_of(file: Path, kind: type) -> list:
     return [message for message, _ in Recording(file) if isinstance(message, kind)]
 
 
+def knows_restarts(file: Path) -> bool:
+    """Whether a status is on the disk."""
+    try:
+        return bool(messages_of(file, Status))
+    except DdpwatchError:  # nothing is
+        return False
+
+
 @pytest.mark.usefixtures("run_directory")
 def test_same_bits_with_and_without_watching(tmp_path: Path) -> None:
     import torch
@@ -137,6 +146,7 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
             assert {m.status for m in messages(frames, Step) if m.step >= 32} >= {"shadow", "unwatched"}
             with live(info, budget_ppm=FULL_PPM) as dashboard:
                 check_levels(dashboard, info.run_id, restarts=0)
+                wait_for(lambda: knows_restarts(file), "the recording knows that this is the first collector")
                 psutil.Process(info.pid).kill()
                 frames = check_levels(dashboard, info.run_id, restarts=1)
             frames += read_until(source, lambda seen: is_last_status(seen, None), "nobody looks")
@@ -179,7 +189,8 @@ def check_levels(source: LiveSource, run_id: str, restarts: int) -> Frames:
         return bool(first)
 
     def full(seen: Frames) -> bool:
-        levels = {(m.step, m.rank): m.status for m in messages(seen, Step) if m.step >= first[0]}
+        newest_frames = seen[-512:]  # to go through all of them each time would be too slow to keep up with the job
+        levels = {(m.step, m.rank): m.status for m in messages(newest_frames, Step) if m.step >= first[0]}
         newest = min(max((step for step, of in levels if of == rank), default=-1) for rank in (0, 1))
         expected = {
             (step, rank): "unwatched" if is_sampled(step ^ 2, 32) else "ok"
