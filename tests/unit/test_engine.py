@@ -16,7 +16,8 @@ from ddpwatch.analysis.run import Run
 from ddpwatch.wire.messages import Group, Layout, Mark, Span
 from tests.support.diagnosis_cases import Case, job_of
 from tests.support.diagnosis_score import play
-from tests.support.fleet import PARAMS, Disturbance, Fleet, Shape, zeros
+from tests.support.fleet import LAYER_PARAMS, PARAMS, Disturbance, Fleet, Shape, zeros
+from tests.support.fleet_noise import Noise
 from tests.support.frames import (
     MS,
     START_NS,
@@ -237,6 +238,27 @@ def test_the_layer_is_where_the_backward_loses_most():
         engine.add_step(fleet.across(played))
     (found,) = late_ones(engine.incidents())
     assert (found.phase, found.param) == ("backward", PARAMS - 1 - 20)
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.02])
+def test_a_larger_batch_costs_what_it_makes_others_wait_whatever_figure_shows_it(noise):
+    """Rank 2 takes 12 ms longer for its forward and 21 ms for its backward: it was late by 17 ms, as one of them."""
+    shape = Shape(world=3, steps=120, noise=Noise("gauss", noise), seed=3)
+    wrong, late = Disturbance(shape), zeros(shape)
+    late[20:, 2] = MS
+    wrong.forward += 12 * late
+    wrong.backward += [(position, late * 21 // 12) for position in range(0, PARAMS, LAYER_PARAMS)]
+    fleet, engine, waited = Fleet(shape, wrong), Diagnosis(), 0
+    for played, calm in zip(fleet.play(), Fleet(shape).play(), strict=True):
+        engine.add_step(fleet.across(played))
+        waited += (played.waits()[:2] - calm.waits()[:2]).sum()
+    (found,) = late_ones(engine.incidents())
+    assert (found.ranks, found.phase, found.param) == ((2,), "backward", None)
+    assert found.evidence.late_ms == pytest.approx(33, rel=0.1)
+    assert found.cost_ns == pytest.approx(waited, rel=0.1)
+    assert found.evidence.throughout
+    assert found.evidence.parts_ms == pytest.approx({"backward": 21, "forward": 12}, rel=0.1)
+    assert " longer throughout; its forward 1" in found.message
 
 
 def test_a_rank_may_be_late_between_phases():

@@ -24,6 +24,7 @@ from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.noise import KEEP_STEPS
+from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.rules.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.rules.rules import Rules
 from ddpwatch.analysis.diagnosis.standing import Standing, is_costly, rejoined
@@ -192,7 +193,7 @@ class Diagnosis:
             if not facts.split.pauses:
                 yield from self._watch_phases(facts, group, late)
             for streak in found:
-                yield (group, LATENESS), LateRank(streak, ranks)
+                yield (group, LATENESS), self._late_rank((group, LATENESS), streak)
 
     def _lead(self, split: StepSplit, ranks: Sequence[int], launches: Sequence[int], late: Collection[int]) -> None:
         """Notes how much later the last rank was than the one before it; of a slow host, than those of other hosts."""
@@ -215,7 +216,7 @@ class Diagnosis:
             watch = group, phase
             for streak in self._lateness(watch, late.ranks).add_step(across.step, values, across.longest_ns):
                 if 2 * late.mean_in(streak) >= streak.typical_ns:
-                    yield watch, LateRank(streak, late.ranks)
+                    yield watch, self._late_rank(watch, streak)
                 else:
                     self._groups[watch].set_aside(streak)
 
@@ -224,6 +225,12 @@ class Diagnosis:
         if found is None or (found.ranks is not ranks and found.ranks != ranks):
             found = self._groups[watch] = GroupLateness(ranks)
         return found
+
+    def _late_rank(self, watch: _Watch, streak: Streak) -> LateRank:
+        """Returns what a streak is, whatever figure shows it: how late the rank launches is known of the same steps."""
+        group, figure = watch
+        launches = None if figure == LATENESS else self._groups.get((group, LATENESS))
+        return LateRank(streak, self._groups[watch].ranks, launches)
 
     def _is_news(self, late: LateRank) -> bool:
         """Returns whether it is not known from another group, or by another figure: what a rank costs counts once.
@@ -271,12 +278,12 @@ class Diagnosis:
             if streak is None or group is None or streak.until < over.until:
                 continue
             if watch == key[0] and streak.since <= over.until:
-                return watch, LateRank(streak, group.ranks)
+                return watch, self._late_rank(watch, streak)
             wider = streak.since <= over.since and streak.until > over.until
             wider = wider and streak.late_ns >= AS_LATE * over.late_ns  # or it is a small thing around a large one
             wider = wider and not over.outdoes(streak)  # or a rare one around one of every step
             if wider and (watch, key[1]) not in self._late and (best is None or streak.count > best[1].streak.count):
-                best = watch, LateRank(streak, group.ranks)
+                best = watch, self._late_rank(watch, streak)
         return best
 
     def _close(self, key: tuple[_Watch, int]) -> None:
@@ -292,15 +299,18 @@ class Diagnosis:
 
     def _incident(self, late: LateRank) -> Incident:
         streak, cause = late.streak, late.cause
-        phase, excess = cause.phase(streak.late_ns)
-        module, bucket = cause.bucket or (None, None)
+        phase, excess = cause.phase(late.late_ns)
+        parts = cause.parts(late.late_ns)
+        param = cause.param(excess) if phase == "backward" else None
+        throughout = phase == "backward" and param is None and cause.is_throughout(excess)
+        module, bucket = (not throughout and cause.bucket) or (None, None)
         incident = Incident(
             kind=late.kind(phase),
             severity="warning" if late.matters and phase not in ("checkpoint", "validation") else "info",
             message="",
             ranks=(streak.rank,),
             phase=phase,
-            param=cause.param(excess) if phase == "backward" else None,
+            param=param,
             module=module,
             bucket=bucket,
             since_step=streak.since,
@@ -312,8 +322,10 @@ class Diagnosis:
             gain=late.gain,
             open=streak.open,
             evidence=Evidence(
-                late_ms=streak.late_ns / 1e6,
+                late_ms=late.late_ns / 1e6,
                 excess_ms=excess / 1e6,
+                parts_ms={name: ns / 1e6 for name, ns in parts.items()} if phase and len(parts) > 1 else None,
+                throughout=throughout or None,
                 watched_steps=streak.watched,
                 step_ms=streak.step_ns / 1e6,
                 group=list(late.peers),

@@ -72,6 +72,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         host: Of a slow host, and in ``late_ranks`` which of its ranks are late.
         late_ms: By how much the rank is late in a step; in ``excess_ms`` how much longer its phase takes.
+        parts_ms: Of several phases that are longer, by how much each is.
+        throughout: True if the backward is longer everywhere, and not from some parameter on.
         watched_steps: In how many steps that would have shown.
         step_ms: What a step takes.
         group: The ranks that it is compared with.
@@ -99,6 +101,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     late_ranks: Sequence[int] | None = None
     late_ms: float | None = None
     excess_ms: float | None = None
+    parts_ms: Mapping[str, float] | None = None
+    throughout: bool | None = None
     watched_steps: int | None = None
     step_ms: float | None = None
     group: Sequence[int] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -17,6 +18,7 @@ COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer", "other
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
 KEEP_HOOKED = 16  # newest late steps with hook fires
+PART_SHARE = 0.2  # of the lateness: a phase that takes so much longer is a part of it
 
 
 class StepFacts:
@@ -109,6 +111,12 @@ class LatenessCause:
         phase = max(means, key=means.__getitem__, default="")
         return (phase, means[phase]) if phase and 2 * means[phase] >= late_ns else ("", 0.0)
 
+    def parts(self, late_ns: float) -> dict[str, float]:
+        """Returns by how much each phase is longer that makes up a part of the lateness (ns), the largest first."""
+        means = {phase: excess / max(1, self.steps) for phase, excess in self._excess.items()}
+        parts = sorted((item for item in means.items() if item[1] >= PART_SHARE * late_ns), key=itemgetter(1))
+        return dict(reversed(parts))
+
     @property
     def bucket(self) -> ModuleBucket | None:
         """The first bucket that it launches late, in most late steps."""
@@ -116,22 +124,24 @@ class LatenessCause:
         return bucket if count else None
 
     def param(self, excess_ns: float) -> int | None:
-        """Returns the parameter, in firing order, from which on gradients come late.
+        """Returns the parameter, in firing order, at which gradients become late by half of what the backward is longer.
 
-        It is the one at which they lose most, if that is at least half of how much longer the backward takes; else the
-        first one that comes late by half of that. Of a step of several batches, that is the backward of one of them.
+        Of a step of several batches, that is the backward of one of them. None if none does.
         """
-        if not self._hooked:
-            return None
-        excess_ns /= self._batches
-        delays = [delays for _, delays in self._hooked]
-        gathered = _gathered(map(_growth, delays)).items()
-        lost = {param: median(own) for param, own in gathered if 2 * len(own) >= len(delays)}  # of most late steps
+        lost = self._lost()
         worst = max(lost, key=lost.__getitem__, default=None)
-        if worst is not None and 2 * lost[worst] >= excess_ns:
-            return worst
-        late = {param: median(own) for param, own in _gathered(delays).items()}
-        return next((param for param in delays[-1] if 2 * late[param] >= excess_ns), None)
+        return worst if worst is not None and 2 * lost[worst] * self._batches >= excess_ns else None
+
+    def is_throughout(self, excess_ns: float) -> bool:
+        """Returns whether the backward is longer everywhere: each half of its gradients adds a quarter of that."""
+        lost = list(self._lost().values())
+        halves = lost[: len(lost) // 2], lost[len(lost) // 2 :]
+        return bool(lost) and all(4 * sum(half) * self._batches >= excess_ns for half in halves)
+
+    def _lost(self) -> dict[int, float]:
+        """Returns how much time each gradient loses, of those that came in most late steps, in firing order."""
+        gathered = _gathered(_growth(delays) for _, delays in self._hooked).items()
+        return {param: median(own) for param, own in gathered if 2 * len(own) >= len(self._hooked)}
 
 
 def _growth(delays: Mapping[int, int]) -> dict[int, int]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.late.cause import LatenessCause, StepFacts
+from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.streak import KEEP_VALUES, MOST_PERIOD, Streak
 from ddpwatch.analysis.diagnosis.late.trend import Line
 from ddpwatch.analysis.diagnosis.thresholds import WORTH_SHARE
@@ -23,6 +24,11 @@ TREND_FIT = 0.5  # share of the variance that a straight line explains
 class LateRank:
     """One rank's streak of late steps.
 
+    Args:
+        streak: These, by the figure that shows them.
+        peers: The ranks of its group.
+        launches: How much later they launch, if another figure shows it: a phase is a part of that.
+
     Attributes:
         streak: Its late steps.
         cause: Why.
@@ -31,9 +37,10 @@ class LateRank:
         span_ns: Rank-time from the first late step to the last.
     """
 
-    def __init__(self, streak: Streak, peers: Sequence[int]) -> None:
+    def __init__(self, streak: Streak, peers: Sequence[int], launches: GroupLateness | None = None) -> None:
         self.streak = streak
         self.peers = tuple(peers)
+        self._launches = launches
         self._others = max(1, len(self.peers) - 1)
         self.cause = LatenessCause(streak.rank, self.peers)
         self.span_ns = 0
@@ -101,12 +108,20 @@ class LateRank:
             self._cost_ns = int(self._older_ns + self._due_to_it([*self._kept, *self._beyond()]))
         return self._cost_ns
 
+    @property
+    def late_ns(self) -> float:
+        """By how much it launches late in such a step, whatever figure shows that it does."""
+        late_ns = self.streak.late_ns
+        return late_ns if self._launches is None else max(late_ns, self._launches.median_in(self.streak))
+
     def _due_to_it(self, steps: Collection[_Waits]) -> float:
         """Returns by how much the next rank, or it, would have been last earlier without its lateness."""
-        streak, limit, period = self.streak, self._others * self.streak.late_ns, self.streak.period
+        streak, late_ns, period = self.streak, self.late_ns, self.streak.period
+        limit = self._others * late_ns
         if streak.constant:
             if (line := self._growing()) is not None:
-                return sum(min(waits.ns, max(0.0, self._others * line.at(waits.step))) for waits in steps)
+                each = limit / max(1.0, streak.late_ns)
+                return sum(min(waits.ns, max(0.0, each * line.at(waits.step))) for waits in steps)
             return self._as_usual(steps, (waits for waits in self._kept if waits.watched), max(0.0, limit))
         if period is not None:
             residue = self._residue(period)

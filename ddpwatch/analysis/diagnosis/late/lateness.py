@@ -179,6 +179,14 @@ class GroupLateness:
         found = [row.measured[index] - row.error_ns for row in self.noise.rows if row.step in late]
         return sum(found) / len(found) if found else 0.0
 
+    def median_in(self, streak: Streak) -> float:
+        """Returns by how much the rank is late in the steps of a streak that another figure of it shows."""
+        late = None if streak.constant else set(streak.struck)
+        index = self._positions[streak.rank]
+        steps = (row for row in self.noise.rows if streak.since <= row.step <= streak.until)
+        found = [row.late[index] for row in steps if late is None or row.step in late]
+        return median(found) if found else 0.0
+
     def set_aside(self, streak: Streak) -> None:
         """Drops a streak that makes nobody late, as far as is known: later steps may show that it does."""
         self.noise.forget(self._positions[streak.rank], 0, self.streaks.pop(streak.rank).until)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, End, Evidence
-from ddpwatch.analysis.diagnosis.words.wording import how_ended, ms_named, ranks_named, where_ended
+from ddpwatch.analysis.diagnosis.words.wording import how_ended, ms_named, phase_named, ranks_named, where_ended
 from ddpwatch.common.text import percent, size, three_digits
 
 ELSEWHERE: Final = ("stacks", "call_sites", "no_stack")  # `wording.stack_lines` shows these
@@ -128,6 +128,8 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "late_ranks": _ranks("late are {}"),
     "late_ms": _ms("late by {} in such a step"),
     "excess_ms": _ms("what makes it late takes {} longer than on other ranks"),
+    "parts_ms": lambda parts: [f"{phase_named(phase)} takes {ms_named(ms)} longer" for phase, ms in parts.items()],
+    "throughout": lambda throughout: ["all of its gradients come more slowly"] if throughout else [],
     "watched_steps": lambda steps: [f"judged by {steps} steps that were timed"],
     "step_ms": _ms("a step takes {}"),
     "group": _ranks("compared among {}"),

@@ -35,12 +35,22 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
         text += f", and {gets} later and later"
     if incident.phase:
         text += f": {phase_named(incident.phase)} {takes} {ms_named(evidence.excess_ms)} longer"
+    text += _where(incident, names)
+    parts = (evidence.parts_ms or {}).items()
+    return text + "".join(f"; {phase_named(one)} {ms_named(ms)}" for one, ms in parts if one != incident.phase)
+
+
+def _where(incident: Incident, names: LayerNames | None) -> str:
+    """Names where in the backward a rank loses time, as far as that is known."""
+    rank = incident.ranks[0]
+    if incident.evidence.throughout:
+        return " throughout"
     if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
-        text += f", from {layer} on"
-    elif incident.bucket is not None and incident.phase in ("", "backward"):
+        return f", from {layer} on"
+    if incident.bucket is not None and incident.phase in ("", "backward"):
         bucket = incident.module or 0, incident.bucket
-        text += f", from {unit(names, rank)} {bucket_named(bucket, names, rank)} on"
-    return text
+        return f", from {unit(names, rank)} {bucket_named(bucket, names, rank)} on"
+    return ""
 
 
 def _whose(ranks: Sequence[int]) -> str:
