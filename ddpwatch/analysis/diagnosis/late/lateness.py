@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ddpwatch.analysis.diagnosis.late.bets import SHARES, Bets, Found, threshold, wins
+from ddpwatch.analysis.diagnosis.late.bets import Bets, Found, threshold
 from ddpwatch.analysis.diagnosis.late.residuals import Residuals, WatchedStep
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 
 FEWEST_LATE = 3  # late steps, to name a rank
+CAUTION = 2.0  # by this factor, more is needed before it is known how long noise lasts
 
 
 class GroupLateness:
@@ -42,7 +43,8 @@ class GroupLateness:
         found: list[Streak] = []
         if self._bets or self.streaks or max(new) > least:
             opened = [streak.since for streak in self.streaks.values()]
-            noise.estimate(min(opened, default=None))
+            if noise.estimate(min(opened, default=None)):
+                self._bets.clear()
             asked = {index for index, value in enumerate(new) if value > least} | self._bets.keys()
             for index in sorted(asked):
                 if self.ranks[index] not in self.streaks and (streak := self._judge(index, row)) is not None:
@@ -60,21 +62,24 @@ class GroupLateness:
             del self._bets[index]
             return None
         found = bets.found()
-        if found.beyond < self._threshold or noise.new[index] <= noise.least_ns(row.error_ns):
+        if found.beyond < self._threshold * (1.0 if noise.is_known else CAUTION) or noise.new[index] <= noise.least_ns(row.error_ns):
             return None
         return self._open(index, bets, found)
 
     def _open(self, index: int, bets: Bets, found: Found) -> Streak | None:
         """Returns a new streak, from its first late step on; None if that is too few of them."""
-        chances = {step: p for step, p in bets.history if step >= found.since}
+        return self._start(index, {step: p for step, p in bets.history if step >= found.since}, found.rhythm)
+
+    def _start(self, index: int, chances: Mapping[int, float], rhythm: tuple[int, int] | None = None) -> Streak | None:
+        """Returns a new streak in these steps, whose p-values are given."""
         rows = [row for row in self.residuals.rows if row.step in chances and row.step > self._over.get(index, -1)]
-        if found.rhythm is not None:
-            late = [row for row in rows if row.step % found.rhythm[0] == found.rhythm[1]]
+        if rhythm is not None:
+            late = [row for row in rows if row.step % rhythm[0] == rhythm[1]]
         else:
             late = [row for row in rows if chances[row.step] < 0.1] or rows
         typical = median(row.late[index] for row in late)
         low, now = self.residuals.late_ns, rows[-1].step
-        streak = Streak(self.ranks[index], self.residuals.step_ns, 0, 0, typical, found_in=found.rhythm, named=now)
+        streak = Streak(self.ranks[index], self.residuals.step_ns, 0, 0, typical, found_in=rhythm, named=now)
         limit = streak.limit(low)
         since = next((row.step for row in rows if row.late[index] > limit), None)
         if since is None:
@@ -88,7 +93,7 @@ class GroupLateness:
         streak.open = True
         self.streaks[streak.rank] = streak
         self.residuals.hide(index, since)
-        del self._bets[index]
+        self._bets.pop(index, None)
         return streak
 
     def _follow(self, rank: int, streak: Streak, row: WatchedStep) -> list[Streak]:
@@ -99,7 +104,24 @@ class GroupLateness:
         if not streak.open:
             self._end(streak, streak.until)
             return []
-        return []
+        more, since = max(streak.more)
+        if more >= self._threshold and streak.seldom_before(since):
+            return self._change(streak, since)
+        return [] if (since := streak.far_later_since()) is None else self._change(streak, since)
+
+    def _change(self, streak: Streak, since: int) -> list[Streak]:
+        """Ends a streak, and starts another one of a rank that is late in each step from that one on."""
+        index = self._positions[streak.rank]
+        before, self._over[index] = self._over.get(index, -1), since - 1
+        changed = self._start(index, {step: p for step, p in streak.chances if step >= since})
+        if changed is None:
+            self._over[index], self.streaks[streak.rank] = before, streak
+            return []
+        changed.changed = True
+        streak.end_before(since)
+        if not streak.dissolved:
+            self.residuals.set_apart(streak.since, streak.until)
+        return [changed]
 
     def _end(self, streak: Streak, until: int) -> None:
         index = self._positions[streak.rank]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import islice, pairwise
 from math import atan, pi, sqrt
-from operator import mul
+from operator import mul, sub
 from statistics import median
 from typing import NamedTuple
 
@@ -17,11 +18,13 @@ KEEP_NOISE = 256  # newest residuals of a rank that show what noise is
 POOLED = 1024  # residuals that are compared with, of all other ranks
 MOST_COMPARED = 16  # ranks of which that is known
 KNOWN_AS = 48.0  # how many residuals an assumed distribution counts for
-LATE_NS, LATE_SHARE = 1e6, 0.025  # what a rank must be late by, and of a step, to matter
+LATE_NS, LATE_SHARE = 1e6, 0.015  # what a rank must be late by, and of a step, to matter
 NOISE_EVERY = 8  # steps
 CORRELATION_STEPS = 128
 CORRELATION_AFTER = 16, 64
 CORRELATION_NOTICED = 0.3
+NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
+FAR, FAR_DEVIATIONS = 0.98, 3.5  # that share of Student's t with three degrees of freedom is below
 FURTHEST_NS = 1 << 61  # 73 years
 
 
@@ -55,6 +58,20 @@ def tail(z: float) -> float:
     return max(1e-12, 0.5 - (atan(y) + y / (1 + y * y)) / pi)
 
 
+def spread(ordered: Sequence[float], least: float) -> float:
+    """Returns the standard deviation of noise, whatever some of the ascending values are.
+
+    It is that of the shortest stretch that holds a third of them, or more where many lie far above that.
+    """
+    third = (len(ordered) + 2) // 3
+    if third < 2:
+        return least * 8
+    width, at = min(zip(map(sub, ordered[third - 1 :], ordered), range(len(ordered)), strict=False))
+    middle = ordered[at] + width / 2
+    far = ordered[int(FAR * (len(ordered) - 1))] - middle
+    return max(least, width / 2 / NORMAL_THIRD, far / FAR_DEVIATIONS) * (1 + 8 / len(ordered))
+
+
 class Residuals:
     """Keeps one group's newest steps, by one figure, and what noise is in them.
 
@@ -73,13 +90,15 @@ class Residuals:
         self.late_ns = LATE_NS
         self.step_ns = 0.0
         self.kept = 0.0
+        self.is_known = False  # how long noise lasts
         self._before: Sequence[float] = [0.0] * count
         self.new: Sequence[float] = ()
         keep = max(16, min(KEEP_NOISE, POOLED // max(1, self._compared - 1)))
         self._noise = [deque[tuple[int, float]](maxlen=keep) for _ in range(self._compared)]
         self._durations: deque[int] = deque(maxlen=64)
         self._sorted: list[list[float]] = [[] for _ in range(self._compared)]
-        self._scale = LATE_NS / 2
+        self._scales: list[float] = []
+        self._scale_of: dict[int, float] = {}
         self._due = self._correlation_due = 0
         self._struck: deque[tuple[int, int]] = deque(maxlen=32)
 
@@ -128,26 +147,34 @@ class Residuals:
     def p_value(self, index: int, error_ns: int) -> float:
         """Returns how often an alike rank is as late as a rank (by position) is in the newest step."""
         value = self.new[index] - self.least_ns(error_ns)
-        count = size = 0
+        count, size, most = 0.0, 0, 0.0
         for at, known in enumerate(self._sorted):
             if at != index:
                 size += len(known)
                 count += len(known) - bisect_left(known, value)
-        return min(1.0, (count + KNOWN_AS * tail(value / self._scale)) / (size + KNOWN_AS))
+                most = max(most, known[-1] if known else 0.0)
+        scale = self._scale_of.get(index)
+        if scale is None:
+            others = [scale for at, scale in enumerate(self._scales) if at != index]
+            scale = self._scale_of[index] = median(others)
+        if value > 0:  # more of them may be as late than were seen: beyond the latest, their tail is Pareto's
+            count += sqrt(count) + min(1.0, most / value) ** 3
+        return min(1.0, (count + KNOWN_AS * tail(value / scale)) / (size + KNOWN_AS))
 
-    def estimate(self, open_since: int | None) -> None:
-        """Works out what noise is, now and then."""
+    def estimate(self, open_since: int | None) -> bool:
+        """Works out what noise is, now and then; returns whether residuals are others now, as noise lasts."""
         if self.seen < self._due:
-            return
-        self._due = self.seen + (NOISE_EVERY if self.seen > 2 * NOISE_EVERY else 1)
-        self._sorted = [sorted([value for _, value in noise]) for noise in self._noise]
-        sizes = sorted([abs(value) for known in self._sorted for value in known])
-        if sizes:
-            at68, at98 = sizes[int(0.68 * len(sizes))], sizes[min(len(sizes) - 1, int(0.98 * len(sizes)))]
-            self._scale = max(at68, at98 / 4.5, self.late_ns * (1 - self.kept) / 2)
+            return False
+        kept = self.kept
         if self.seen >= self._correlation_due:
             self._correlation_due = self.seen + 2 * NOISE_EVERY
             self._estimate_correlation(open_since)
+        self._due = self.seen + (NOISE_EVERY if self.seen > 2 * NOISE_EVERY else 1)
+        self._sorted = [sorted([value for _, value in noise]) for noise in self._noise]
+        least = self.late_ns * (1 - self.kept) / 2
+        self._scales = [spread(known, least) for known in self._sorted]
+        self._scale_of.clear()
+        return self.kept > kept + CORRELATION_NOTICED
 
     def _estimate_correlation(self, open_since: int | None) -> None:
         newest = max(CORRELATION_AFTER[0], min(CORRELATION_AFTER[1], self.seen // 2))
@@ -157,7 +184,7 @@ class Residuals:
         if len(rows) < CORRELATION_AFTER[0]:
             return
         columns = zip(*[row.measured[: 1 if self._count == 2 else self._compared] for row in rows], strict=True)
-        count = len(rows)
+        count, self.is_known = len(rows), True
         kept = median([correlation(column) for column in columns])
         kept += (1 + 3 * kept) / count
         was, self.kept = self.kept, min(kept, 0.95) if kept > CORRELATION_NOTICED else 0.0
@@ -173,7 +200,6 @@ class Residuals:
             kept = [(step, new[step][at]) for step, _ in noise if step in new]
             noise.clear()
             noise.extend(kept)
-        self._due = 0
 
 
 def correlation(values: Sequence[float]) -> float:

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from statistics import median
 
-from ddpwatch.analysis.diagnosis.late.bets import BETS, SHARES, wins, wins_in_rhythm
+from ddpwatch.analysis.diagnosis.late.bets import BETS, POWERS, SHARES, wins, wins_in_rhythm
 from ddpwatch.analysis.diagnosis.late.trend import Trend
 
 END = 6.0  # by how much the logarithm of what bets won may fall until a streak is over
@@ -16,6 +17,8 @@ KEEP_VALUES = 512  # newest watched steps that a streak remembers
 SHAPE_STEPS = 32  # watched ones, that its shape may be behind at most
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
 OFTEN, SELDOM = 0.8, 0.5  # shares of late steps: of one that is late all the time, and of one that is now and then
+FAR_LATER, ALL_LATER, FEWEST_CHANGED = 2.2, 6, 3  # times as late, in so many late steps, as in at least so many before
+FEWEST_BEFORE = 16  # watched steps that show how often it was late
 OUTLIER = 4.0  # times what is typical of a streak: such a late step is not one of it
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
 CONSTANT_SHARE = 0.25  # of what is typical of its late steps
@@ -42,6 +45,7 @@ class Streak:
         watched: How many watched steps there were from ``since`` to ``until``.
         open: Whether it lasts.
         named: The step in which it was found.
+        more: What bets in each step have won more than the best one, and since when.
         changed: Whether the rank was late before it, too, but less, or less often.
         dissolved: Whether it was found only after such a change, so that it has no steps of its own.
     """
@@ -54,6 +58,7 @@ class Streak:
     found_in: tuple[int, int] | None = None
     values: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
     trend: Trend = field(default_factory=Trend)
+    chances: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
     count: int = 0
     watched: int = 0
     open: bool = True
@@ -64,7 +69,7 @@ class Streak:
     _late: int = 0  # those of them that were late
     _won: list[float] = field(default_factory=lambda: [0.0] * (BETS + 1))  # the last one in the rhythm's steps
     _best: float = 0.0
-    more: tuple[float, int] = (0.0, 0)  # what all bets have won more than the best one, and since when
+    more: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)] * len(POWERS))
     _due: int = 0  # watched steps, from which on its shape is to be worked out again
     _noted: tuple[int, int, float] = (0, -1, 0.0)  # from what: ``watched``, ``until`` and ``typical_ns`` then
     _shape: tuple[tuple[int, int, float], bool, float, int | None] = ((-1, -1, 0.0), True, 0.0, None)
@@ -100,11 +105,12 @@ class Streak:
 
     def _bet(self, step: int, p: float) -> None:
         """Adds up what each bet wins since the streak began."""
+        self.chances.append((step, p))
         won, gains = self._won, wins(p)
         at = max(range(BETS), key=won.__getitem__)
-        score, since = self.more
-        more = max(gains[:: len(SHARES)]) - gains[at]
-        self.more = (score + more, since) if score > 0 and score + more > 0 else (max(0.0, more), step)
+        for dense, (score, since) in enumerate(self.more):
+            more = gains[dense * len(SHARES)] - gains[at]
+            self.more[dense] = (score + more, since) if score > 0 else (max(0.0, more), step)
         for bet, gain in enumerate(gains):
             won[bet] += gain
         if self.found_in is None:
@@ -159,8 +165,22 @@ class Streak:
 
     def outdoes(self, other: Streak) -> bool:
         """Returns whether it is late in nearly every step, and another streak was only now and then before."""
-        before = [late for step, _, late in other.values if step < self.since]
-        return self.count >= OFTEN * self.watched and len(before) >= 16 and sum(before) <= SELDOM * len(before)
+        return self.count >= OFTEN * self.watched and other.seldom_before(self.since)
+
+    def seldom_before(self, step: int) -> bool:
+        """Returns whether it was late only now and then before a step."""
+        before = [late for number, _, late in self.values if number < step]
+        return len(before) >= FEWEST_BEFORE and sum(before) <= SELDOM * len(before)
+
+    def far_later_since(self) -> int | None:
+        """Returns the step since which each late step is far later than those before; None if there is none."""
+        if not self.values[-1][2] or (self.count > TYPICAL_STEPS and self.count % 4):
+            return None
+        late = [(step, value) for step, value, is_late in self.values if is_late]
+        newest, before = late[-ALL_LATER:], [value for _, value in late[:-ALL_LATER]][-TYPICAL_STEPS:]
+        if len(before) < FEWEST_CHANGED or min(newest, key=itemgetter(1))[1] < FAR_LATER * median(before):
+            return None
+        return newest[0][0]
 
     @property
     def constant(self) -> bool:
@@ -194,7 +214,8 @@ class Streak:
             period = find_period(values, typical)  # also where most steps that are watched are late ones
             constant = period is None and low >= CONSTANT_SHARE * typical
             if not constant and period is None and self.found_in is not None:
-                period = self.found_in[0]
+                struck = [step % self.found_in[0] == self.found_in[1] for step, _, late in values if late]
+                period = self.found_in[0] if sum(struck) >= PERIOD_ON * len(struck) else None
             late = float(median(ordered)) if constant and ordered else typical
             self._shape = self._noted, constant, late, period
         return self._shape
