@@ -48,6 +48,7 @@ def main() -> None:
                 model(torch.ones(2, 8)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+        dist.barrier()  # the faster group waits: alone, it may end before each of its ranks has found a collector
     del model
     dist.destroy_process_group()
 
