@@ -260,9 +260,6 @@ class DdpProbe(GuardedProbe):
         derived = self._blind or not self._observed
         issued = self._issued, self.issue_count() if derived else None
         reduced = bool(launched) or (derived and self._will_sync and self._may_have_reduced(*issued))
-        if self._host and self.timed and self._recorder.full and self._group_hooks is None:
-            for bucket in launched:  # DDP has waited for them; a thread that waits, too, may get the GIL later
-                self._recorder.bucket_done(bucket)
         self._recorder.backward_end(reduced)
         if reduced:
             self._reduced_at = self._before

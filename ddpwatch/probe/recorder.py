@@ -442,13 +442,9 @@ class StepRecorder:
         return True
 
     def bucket_done(self, bucket: BucketRecord, at: int | None = None) -> None:
-        """Notes that the bucket's result is there, now or at ``at`` (absolute ns). The first to know counts.
-
-        Safe on any thread.
-        """
-        if bucket.done is None:
-            bucket.done = self.clock() if at is None else at
-            self.box.done(bucket.index)
+        """Notes that the bucket's result is there, now or at ``at`` (absolute ns). Safe on any thread."""
+        bucket.done = self.clock() if at is None else at
+        self.box.done(bucket.index)
 
     def hook_fired(self, param: int, at_ns: int | None = None) -> None:
         """Notes that parameter ``param``'s gradient was accumulated, now or at ``at_ns`` (absolute)."""
