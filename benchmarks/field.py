@@ -1,4 +1,4 @@
-"""How well the diagnosis does on jobs that people reported: slow, hanging, unusual and healthy ones, rebuilt small.
+"""Judge the diagnosis by jobs that people reported: slow, hanging, unusual and healthy ones, rebuilt small.
 
     python benchmarks/field.py [NAME ...] [--keep DIR] [--again DIR] [--list]
 

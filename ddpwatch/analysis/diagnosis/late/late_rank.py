@@ -110,7 +110,7 @@ class LateRank:
 
     @property
     def late_ns(self) -> float:
-        """By how much it launches late in such a step, whatever figure shows that it does."""
+        """The time (ns) by which it launches late in such a step, whatever figure shows that it does."""
         late_ns = self.streak.late_ns
         return late_ns if self._launches is None else max(late_ns, self._launches.median_in(self.streak))
 

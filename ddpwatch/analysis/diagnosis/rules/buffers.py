@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import WORTH_A_LOOK, HighShare
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
@@ -24,18 +24,12 @@ class Buffers:
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""
         return [
-            Incident(
-                kind="buffers",
-                severity="warning" if spell.share >= COSTLY_SHARE else "info",
-                message=buffers_sentence(spell.share, is_open),
-                phase="exposed_comm",
-                since_step=spell.since,
-                until_step=spell.until,
-                steps=spell.count,
-                cost_ns=spell.cost_ns,
-                gain=spell.share,
-                open=is_open,
-                evidence=Evidence(share_of_step=spell.share),
+            spell.incident(
+                "buffers",
+                "warning" if spell.share >= COSTLY_SHARE else "info",
+                buffers_sentence(spell.share, is_open),
+                "exposed_comm",
+                is_open,
             )
             for spell, is_open in self._share.spells()
         ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import cast
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, ModuleBucket
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, ModuleBucket, Severity
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare, Spell
 from ddpwatch.analysis.diagnosis.rules.repeated_reduction import RepeatedReduction
@@ -84,21 +85,11 @@ class ExposedComm:
         place = "" if bucket is None else self._place(bucket)
         is_split = 2 * spell.unknown_ns <= spell.cost_ns
         module, index = bucket or (None, None)
-        return Incident(
-            kind="exposed_comm",
-            severity="warning" if spell.share >= EXPOSED_SHARE else "info",
-            message=exposed_sentence(spell.share, bucket, place, names, is_open, is_split),
-            phase="exposed_comm",
-            module=module,
-            bucket=index,
-            since_step=spell.since,
-            until_step=spell.until,
-            steps=spell.count,
-            cost_ns=spell.cost_ns,
-            gain=spell.share,
-            open=is_open,
-            evidence=Evidence(share_of_step=spell.share, bucket_place=place or None),
-        )
+        severity: Severity = "warning" if spell.share >= EXPOSED_SHARE else "info"
+        message = exposed_sentence(spell.share, bucket, place, names, is_open, is_split)
+        incident = spell.incident("exposed_comm", severity, message, "exposed_comm", is_open)
+        evidence = incident.evidence | Evidence(bucket_place=place or None)
+        return replace(incident, module=module, bucket=index, evidence=evidence)
 
     def _place(self, bucket: ModuleBucket) -> str:
         """Returns whether it is the first one, in the middle, the last one, or the only one; "" if not known."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
+from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVER_SHARE
 from ddpwatch.common.statistics import RollingMedian
 
@@ -45,6 +47,22 @@ class Spell:
         self.unknown_ns += split.accounts.get(EXPOSED, 0)
         self.until = split.step
         self.start_ns, self.end_ns = self.start_ns or split.start_ns, split.end_ns
+
+    def incident(self, kind: Kind, severity: Severity, message: str, phase: str, is_open: bool) -> Incident:
+        """Returns these steps as an incident of all ranks."""
+        return Incident(
+            kind=kind,
+            severity=severity,
+            message=message,
+            phase=phase,
+            since_step=self.since,
+            until_step=self.until,
+            steps=self.count,
+            cost_ns=self.cost_ns,
+            gain=self.share,
+            open=is_open,
+            evidence=Evidence(share_of_step=self.share),
+        )
 
 
 class HighShare:

@@ -9,7 +9,7 @@ from statistics import fmean
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.device_signals import DENIED
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import HighShare, Spell
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
@@ -65,20 +65,9 @@ class Imbalance:
         return [self._incident(spell, is_open) for spell, is_open in self._share.spells()]
 
     def _incident(self, spell: Spell, is_open: bool) -> Incident:
-        cause = self._cause(spell)
-        incident = Incident(
-            kind="imbalance",
-            severity="info",  # noise of ranks that share cores does the same
-            message=imbalance_sentence(spell.share, is_open),
-            since_step=spell.since,
-            until_step=spell.until,
-            steps=spell.count,
-            cost_ns=spell.cost_ns,
-            gain=spell.share,
-            open=is_open,
-            evidence=Evidence(share_of_step=spell.share),
-        )
-        return because(incident, cause)
+        message = imbalance_sentence(spell.share, is_open)
+        # No warning: noise of ranks that share cores does the same.
+        return because(spell.incident("imbalance", "info", message, "", is_open), self._cause(spell))
 
     def _cause(self, spell: Spell) -> DeviceCause | None:
         """Returns what denied the ranks their cores meanwhile, if that is half of it."""

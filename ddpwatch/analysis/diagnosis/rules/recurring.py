@@ -85,12 +85,12 @@ class Pause:
 
     @property
     def waited_ns(self) -> float:
-        """How long each rank waited for it, or was in it."""
+        """The time (ns) that each rank waited for it, or was in it."""
         return self.whole_cost_ns / max(1, self.ranks_in_run - len(self.ranks))
 
     @property
     def recurs(self) -> bool:
-        """Whether it comes again and again, by the job's own doing."""
+        """True if it comes again and again, by the job's own doing."""
         return self.times > REGULAR_AFTER and not self.denied
 
     def is_like(self, ns: int) -> bool:
@@ -128,7 +128,7 @@ class Pause:
 
     @property
     def gain(self) -> float | None:
-        """By how much a step would be shorter without those that recur, as a share."""
+        """The share by which a step would be shorter without those that recur; None if it does not recur."""
         took = self.span_ns[1] - self.span_ns[0]
         if not self.recurs or took <= 0:
             return None

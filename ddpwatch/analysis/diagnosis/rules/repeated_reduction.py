@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
@@ -46,22 +47,13 @@ class RepeatedReduction:
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""
         turns = max((turns for turns, *_ in self._newest), default=1)
-        return [
-            Incident(
-                kind="repeated_reduction",
-                severity="warning" if spell.share >= COSTLY_SHARE else "info",
-                message=repeated_sentence(turns, spell.share, is_open),
-                phase="exposed_comm",
-                since_step=spell.since,
-                until_step=spell.until,
-                steps=spell.count,
-                cost_ns=spell.cost_ns,
-                gain=spell.share,
-                open=is_open,
-                evidence=Evidence(share_of_step=spell.share, reductions=turns),
-            )
-            for spell, is_open in self._share.spells()
-        ]
+        found = []
+        for spell, is_open in self._share.spells():
+            severity: Severity = "warning" if spell.share >= COSTLY_SHARE else "info"
+            message = repeated_sentence(turns, spell.share, is_open)
+            incident = spell.incident("repeated_reduction", severity, message, "exposed_comm", is_open)
+            found.append(replace(incident, evidence=incident.evidence | Evidence(reductions=turns)))
+        return found
 
 
 def repeated_sentence(turns: int, share: float, is_open: bool) -> str:

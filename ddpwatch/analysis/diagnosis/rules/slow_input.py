@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import WORTH_A_LOOK, HighShare
 from ddpwatch.analysis.diagnosis.thresholds import INPUT_SHARE
@@ -23,18 +23,12 @@ class SlowInput:
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""
         return [
-            Incident(
-                kind="slow_input",
-                severity="warning" if spell.share >= INPUT_SHARE else "info",
-                message=input_sentence(spell.share, is_open),
-                phase="data",
-                since_step=spell.since,
-                until_step=spell.until,
-                steps=spell.count,
-                cost_ns=spell.cost_ns,
-                gain=spell.share,
-                open=is_open,
-                evidence=Evidence(share_of_step=spell.share),
+            spell.incident(
+                "slow_input",
+                "warning" if spell.share >= INPUT_SHARE else "info",
+                input_sentence(spell.share, is_open),
+                "data",
+                is_open,
             )
             for spell, is_open in self._share.spells()
         ]

@@ -76,7 +76,7 @@ class TooManyThreads:
 
 
 class _Host(NamedTuple):
-    """How many of a job's ranks a host has, with how many threads, on how many cores."""
+    """A host's ranks of the job, the threads that these have together, and its cores."""
 
     ranks: int
     threads: int
