@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from ddpwatch.analysis.diagnosis.incident import End, Severity
@@ -25,8 +23,8 @@ def findings(report: Report) -> list[Finding]:
 
 def notes(report: Report) -> list[Finding]:
     """Returns what is worth knowing and no incident: frames that are missing, ranks that count differently."""
-    found = [*_off(report), *_recording(report), *_drops(report), *_counts(report), *_others(report), *_torch(report)]
-    return _worst_first(found)
+    about = (_off, _recording, _missing_ranks, _drops, _counts, _others, _torch)
+    return _worst_first([finding for notes_of in about for finding in notes_of(report)])
 
 
 def _torch(report: Report) -> list[Finding]:
@@ -101,17 +99,22 @@ def _recording(report: Report) -> list[Finding]:
     if missing := recording.missing_parts:
         text = f"{missing} parts of the recording are missing: --max-size did not remove them"
         found.append(_finding("missing_parts", "warning", text, missing_parts=missing))
-    return found + _missing_ranks(recording.rank_files, report.run.world_size or 0)
+    return found
 
 
-def _missing_ranks(files: Sequence[int] | None, world_size: int) -> list[Finding]:
-    """Says which ranks are missing from recordings in which every rank has its own file."""
-    missing = [] if files is None else sorted(set(range(world_size)) - set(files))
-    if not missing:
+def _missing_ranks(report: Report) -> list[Finding]:
+    """Says which ranks of the job are not in the recording: each has its own file, or all went to one collector."""
+    recording, world_size = report.recording, report.run.world_size or 0
+    files = None if recording is None else recording.rank_files
+    there = [row.rank for row in report.ranks] if files is None else files
+    missing = sorted(set(range(world_size)) - set(there))
+    if recording is None or not there or not missing:
         return []
-    names = spans(missing, NAMED_RANKS, ", ")
-    whose = f"rank {names}" if len(missing) == 1 else f"{len(missing)} of {world_size} ranks ({names})"
+    names, many = spans(missing, NAMED_RANKS, ", "), len(missing) > 1
+    whose = f"{len(missing)} of {world_size} ranks ({names})" if many else f"rank {names}"
     text = f"the recording of {whose} is missing: every rank records into its own file, and it is not here"
+    if files is None:
+        text = f"the collector never heard of {whose}, so the recording says nothing of {'them' if many else 'it'}"
     return [_finding("missing_ranks", "warning", text, ranks=missing[:NAMED_RANKS], count=len(missing))]
 
 

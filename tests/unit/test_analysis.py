@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,11 +18,12 @@ from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
 from ddpwatch.common.text import clean, percent, size
+from ddpwatch.report.build import report_of
 from ddpwatch.report.text import render_report
 from ddpwatch.tui.models.overview import rank_status
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, BucketLayout, Bye, Group, Hello, Layout, Span, Step
 from tests.support import frames
-from tests.support.runs import hello_of, step_of
+from tests.support.runs import hello_of, record, run_of, step_of
 
 MS = 1_000_000
 
@@ -248,6 +250,15 @@ def test_gradients_that_are_not_reduced_are_said() -> None:
         ("not_reduced", "error"),
         ("exposed_comm", "warning"),
     ]
+
+
+def test_a_rank_that_the_collector_never_heard_of_is_named(tmp_path: Path) -> None:
+    """As one that ended before it found the collector."""
+    heard = ((message, received) for message, received in run_of(ranks=3) if getattr(message, "rank", 0) != 1)
+    report = report_of(record(tmp_path / "run.mcap", heard))
+    (missing,) = [finding for finding in findings(report) if finding.kind == "missing_ranks"]
+    assert missing.message.startswith("the collector never heard of rank 1,")
+    assert "missing_ranks" not in [finding.kind for finding in findings(report_of(record(tmp_path / "all.mcap")))]
 
 
 def test_an_even_run_has_no_straggler() -> None:
