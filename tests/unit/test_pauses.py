@@ -260,3 +260,21 @@ class TestRhythms:
         (found,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
         assert (found.ranks, found.severity, found.period, found.steps) == ((), "info", 16, 4)
         assert found.message == "every rank paused between steps every 16 steps, for up to 1000 ms"
+
+    @pytest.mark.parametrize(("phase", "severity"), [("input", "info"), ("forward", "warning")])
+    def test_what_all_ranks_do_between_steps_is_the_loop_s(self, phase, severity):
+        """A job generates for half a minute between its updates, once so far."""
+        messages, now = [hello(0), hello(1)], 0
+        for number in range(80):
+            long = 33_000 if number == 40 else 0
+            start = START_NS + now * MS
+            for rank in range(2):
+                one = bare(rank, number) if long else step(rank, number)
+                one.start_ns, one.duration_ns = start, (100 + long) * MS
+                if long:
+                    seen = {"phase": phase, "issued": None, "since_ns": start}
+                    messages += [beat(rank, number, at_ns=start + at * 1000 * MS, **seen) for at in range(17, 33)]
+                messages.append(one)
+            now += 100 + long
+        (found,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
+        assert (found.ranks, found.severity, found.steps) == ((), severity, 1)

@@ -45,6 +45,23 @@ class TestVerdict:
         assert (found.kind, found.severity) == ("hidden", "ok")
         assert found.text == "nothing stands out; exposed communication 2.0 ms of 100 ms (2.0 %)"
 
+    def test_nothing_stands_out_is_not_said_beside_a_pause_that_took_most_of_the_run(self):
+        quick = [step(0, n, comm_done=[60 * MS, 82 * MS]) for n in range(20)]
+        state = state_of([hello(0, 1), *quick])
+        for share, kind in ((0.89, "lost"), (0.04, "hidden")):
+            pause = Incident("pause", "info", "every rank paused", (), "between", 10, share=share)
+            found = state.verdict(summarise(state.recent()), [pause])
+            assert (found.kind, "nothing stands out" in found.text) == (kind, kind == "hidden")
+
+    def test_an_info_does_not_hide_what_was_graver(self):
+        state = state_of([hello(0, 1), *(step(0, n) for n in range(20))])
+        lasts = Incident("imbalance", "info", "another rank is last", share=0.06, gain=0.06, open=True, counts=True)
+        stall = Incident("pause", "warning", "rank 1 paused", (1,), since_step=10, share=0.06)
+        found = state.verdict(summarise(state.recent()), [lasts, stall])
+        assert (found.kind, found.text.split("; ")[-1]) == (
+            "imbalance", "earlier: pause of rank 1 at step 10, 6.0 % of the run",
+        )  # fmt: skip
+
     def test_ranks_of_one_host_are_not_all(self):
         """As on a host whose `ddpwatch` shows its own ranks only: what the others do is not known there."""
         quick = {"comm_done": [60 * MS, 82 * MS]}

@@ -71,7 +71,7 @@ def loader_stuck(job: Job) -> None:
     batches = iter(DataLoader(samples, batch_size=8, num_workers=1))
     for _ in job.steps(200):
         with suppress(RuntimeError):
-            job.train(next(batches))
+            job.train(job.fetch(batches))
             continue
         break
 

@@ -32,7 +32,7 @@ def epochs_with_validation(job: Job) -> None:
     job.build()
     batches = iter(DataLoader(Samples(8 * 300, 0.001), batch_size=8, num_workers=1))
     for step in job.steps(300):
-        job.train(next(batches))
+        job.train(job.fetch(batches))
         if step % 50 == 49:
             validate(job, 6)
         if step % 100 == 99 and job.rank == 0:

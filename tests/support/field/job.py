@@ -51,6 +51,7 @@ class Job:
         self._steps: list[tuple[int, int, int, int, int]] = []
         self._struck: list[tuple[int, int]] = []
         self._backwards: list[tuple[int, int, int]] = []
+        self._fetched: list[tuple[int, int]] = []
 
     def build(
         self,
@@ -62,6 +63,7 @@ class Job:
     ) -> DistributedDataParallel:
         """Joins the group and wraps a model, in which each linear layer takes so long."""
         self._usual_ms = self.layer_ms = layer_ms
+        options.setdefault("gradient_as_bucket_view", True)  # else, copies into buckets and back are noted as transfers
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
         torch.manual_seed(0)
         net = net or nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
@@ -108,6 +110,13 @@ class Job:
         self.backward(self.loss(batch))
         self.optimizer.step()
 
+    def fetch(self, batches: Iterator[Tensor]) -> Tensor:
+        """Returns the next batch, and notes how long the loop waited for it."""
+        started = time.monotonic_ns()
+        batch = next(batches)
+        self._fetched.append((self.step, time.monotonic_ns() - started))
+        return batch
+
     @contextmanager
     def strike(self) -> Iterator[None]:
         """Notes how long the fault takes."""
@@ -122,7 +131,9 @@ class Job:
 
     def write_notes(self) -> None:
         """Writes what happened."""
-        notes = {"steps": self._steps, "struck": self._struck, "backwards": self._backwards}
+        notes = {
+            "steps": self._steps, "struck": self._struck, "backwards": self._backwards, "fetched": self._fetched,
+        }  # fmt: skip
         (self.folder / f"notes-{self.rank}.json").write_text(json.dumps(notes))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, OVER_SHARE
+from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, INPUT_SHARE, OVER_SHARE
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.run import Run
 from ddpwatch.recording.reader import Recording
@@ -43,11 +43,13 @@ class Notes:
     Attributes:
         struck: In which steps the fault took how long (ns).
         backwards: Of which steps, when their gradients were there, and when these were reduced.
+        fetched: In which steps the loop waited for a batch for how long (ns).
     """
 
     steps: Sequence[NotedStep]
     struck: Sequence[tuple[int, int]]
     backwards: Sequence[tuple[int, int, int]]
+    fetched: Sequence[tuple[int, int]]
 
 
 def notes_of(folder: Path, ranks: int) -> list[Notes]:
@@ -58,7 +60,7 @@ def notes_of(folder: Path, ranks: int) -> list[Notes]:
         about = json.loads(file.read_text()) if file.exists() else {}
         steps = [NotedStep(*step) for step in about.get("steps", ())]
         backwards = about.get("backwards") or [(at.step, at.computed, at.reduced) for at in steps]
-        found.append(Notes(steps, about.get("struck", ()), backwards))
+        found.append(Notes(steps, about.get("struck", ()), backwards, about.get("fetched", ())))
     return found
 
 
@@ -171,12 +173,19 @@ def matching(truth: Truth, incidents: Iterable[Incident], world: int) -> list[In
 
 
 def _is_noted(incident: Incident, notes: Sequence[Notes]) -> bool:
-    """Returns whether the ranks' notes confirm what is said: transfers that were exposed, though that was no plan."""
-    if incident.kind != "exposed_comm":
-        return False
+    """Returns whether the ranks' notes confirm what is said, though it was no plan, as cores are shared.
+
+    Transfers may be exposed, and workers may not get a core.
+    """
     first, last = incident.since_step or 0, incident.until_step or 0
-    spent = sum(at.ended - at.started for row in _rows(notes, first) for at in row if at.step <= last)
-    return _exposed_ns(notes, first, last) >= OVER_SHARE * EXPOSED_SHARE * spent > 0
+    rows = [row for row in _rows(notes, first) if row[0].step <= last]
+    spent = sum(at.ended - at.started for row in rows for at in row)
+    if incident.kind == "exposed_comm":
+        return _exposed_ns(notes, first, last) >= OVER_SHARE * EXPOSED_SHARE * spent > 0
+    if incident.kind == "slow_input" and not incident.ranks:
+        waited = sum(ns for one in notes for step, ns in one.fetched if first <= step <= last)
+        return waited >= OVER_SHARE * INPUT_SHARE * spent > 0
+    return False
 
 
 def _judge_incidents(judgement: Judgement, incidents: Sequence[Incident], notes: Sequence[Notes]) -> None:

@@ -87,7 +87,7 @@ def slow_disk(job: Job) -> None:
     job.build()
     batches = iter(DataLoader(Samples(8 * 200, 0.002 if job.rank == 1 else 0.0), batch_size=8))
     for _ in job.steps(200):
-        job.train(next(batches))
+        job.train(job.fetch(batches))
 
 
 class Experts(nn.Module):
@@ -156,7 +156,7 @@ def shards_fetched(job: Job) -> None:
     job.build()
     batches = iter(DataLoader(Shards(8 * 240, 160, 0.15 if job.rank == 1 else 0.0), batch_size=8))
     for _ in job.steps(240):
-        job.train(next(batches))
+        job.train(job.fetch(batches))
 
 
 @case("lucidrains/ema-pytorch#9", Truth(("straggler",), (0,), ("optimizer", "between"), "lead", soon=20))

@@ -1,4 +1,7 @@
-"""Cases of single steps that take far longer: what one rank does alone, or all do together, now and then."""
+"""Cases of single steps that take far longer: what one rank does alone, or all do together, now and then.
+
+Jobs train on after the last time: what comes after a job's last step is in none.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class SlowShare(io.BytesIO):
 def checkpoint_of_rank_0(job: Job) -> None:
     """Rank 0 saves onto a slow share every 40 steps; the others go on, and wait in their next backward."""
     job.build(width=256)
-    for step in job.steps(240):
+    for step in job.steps(260):
         job.train(job.batch(256))
         if job.rank == 0 and step % 40 == 39:
             with job.strike():
@@ -54,7 +57,7 @@ def validation_of_rank_0(job: Job) -> None:
 def upload_of_images(job: Job) -> None:
     """Rank 0 uploads images for 0.6 s every 50 steps."""
     job.build()
-    for step in job.steps(300):
+    for step in job.steps(320):
         job.train()
         if job.rank == 0 and step % 50 == 49:
             job.pause(0.6)
@@ -64,7 +67,7 @@ def upload_of_images(job: Job) -> None:
 def histograms_of_weights(job: Job) -> None:
     """Rank 0 draws histograms of all weights every 30 steps; the others stand at a barrier."""
     job.build()
-    for step in job.steps(240):
+    for step in job.steps(260):
         job.train()
         if step % 30 == 29:
             if job.rank == 0:
@@ -82,7 +85,7 @@ def workers_each_epoch(job: Job) -> None:
     batches = iter(loader)
     for step in job.steps(200):
         if step % 40:
-            job.train(next(batches))
+            job.train(job.fetch(batches))
             continue
         with job.strike():
             batches = iter(loader)
@@ -105,7 +108,7 @@ def freezes_every_fourth(job: Job) -> None:
 def checkpoint_of_all(job: Job) -> None:
     """All ranks save their part every 60 steps, which takes a fifth of the run."""
     job.build(width=256)
-    for step in job.steps(240):
+    for step in job.steps(260):
         job.train(job.batch(256))
         if step % 60 == 59:
             with job.strike():
@@ -137,7 +140,7 @@ def stall_of_all(job: Job) -> None:
 def validation_of_all(job: Job) -> None:
     """All ranks validate every 50 steps, which takes a third of the run."""
     job.build()
-    for step in job.steps(200):
+    for step in job.steps(220):
         job.train()
         if step % 50 == 49:
             with job.strike():

@@ -208,7 +208,8 @@ def _longest_phase(facts: StepFacts, excess: int) -> str:
 
 
 def _incident(pause: Pause) -> Incident:
-    planned = pause.phase in PLANNED or (pause.recurs and not pause.ranks)  # by the loop, if all do it
+    of_loop = not pause.ranks and (pause.recurs or pause.phase == "between")  # all do it, again, or outside the steps
+    planned = pause.phase in PLANNED or of_loop
     period = pause.period
     usual = not (pause.unusual or period) or pause.denied
     minor = pause.phase == "gc" and (

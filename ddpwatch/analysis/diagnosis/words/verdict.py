@@ -8,7 +8,7 @@ from typing import Literal
 
 from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.standing import urgency
+from ddpwatch.analysis.diagnosis.standing import is_costly, urgency
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, ENOUGH_STEPS, WORTH_SAYING
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
@@ -19,6 +19,7 @@ from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
+NOTHING = "nothing stands out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ def verdict(
     worst = _worst(incidents)
     if worst is not None:
         found = of_incident(worst)
+        if worst.severity == "info":  # what is over may be graver
+            found = replace(found, text=found.text + _past(incidents))
     elif ranks and not finished_steps and not summary.count:
         found = _without_steps(ranks, forwards, end)
     else:
@@ -84,6 +87,8 @@ def verdict(
         if found.severity == "ok" and lost is not None and lost.costly:
             text = f"{lost_text(lost, of='the run')}; no incident is ongoing{_past(incidents)}"
             found = Verdict("lost", "warn", text, next_step=lost.next_step)
+        elif found.kind == "hidden" and is_costly(sum(one.share or 0.0 for one in _worth_naming(incidents))):
+            found = Verdict("lost", "warn", found.text.replace(NOTHING, "no incident is ongoing"))
     return _prefixed(found, finished_steps, end)
 
 
@@ -164,7 +169,7 @@ def _healthy(
     if ranks < world_size:  # as on a host that shows only its own ranks
         text = f"only {ranks} of {world_size} ranks report here, so late ones do not show; {text}"
         return Verdict("partial", "none", text + _past(incidents))
-    return Verdict("hidden", "ok", f"nothing stands out; {text}{_past(incidents)}")
+    return Verdict("hidden", "ok", f"{NOTHING}; {text}{_past(incidents)}")
 
 
 def _without_buckets(ranks: int, issued: bool | None) -> Verdict:
@@ -180,15 +185,20 @@ def _without_buckets(ranks: int, issued: bool | None) -> Verdict:
 
 def _past(incidents: Sequence[Incident]) -> str:
     """Names the costliest incident that is over; those of ranks come first."""
-    least = {"info": COSTLY_SHARE}
-    over = [incident for incident in incidents if not incident.open]
-    over = [one for one in over if (one.share or 0.0) >= least.get(one.severity, WORTH_SAYING)]
+    over = _worth_naming(incidents)
     if not over:
         return ""
     cost = sum(incident.share or 0.0 for incident in over)
     costliest = max(over, key=lambda incident: (bool(_blamed(incident)), incident.share or 0.0))
     more = f" and {len(over) - 1} more" if len(over) > 1 else ""
     return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of the run"
+
+
+def _worth_naming(incidents: Sequence[Incident]) -> list[Incident]:
+    """Returns what is over, and worth a word: of infos, what took 5 % of the run."""
+    least = {"info": COSTLY_SHARE}
+    over = [incident for incident in incidents if not (incident.open or incident.counts)]
+    return [one for one in over if (one.share or 0.0) >= least.get(one.severity, WORTH_SAYING)]
 
 
 def _named(incident: Incident) -> str:
