@@ -7,7 +7,7 @@ RUNS := $(VENV)/.runs
 # Hundreds of processes start: without bytecode files each would compile our modules again, and torch's idle threads spin.
 TESTS := -m pytest --numprocesses 4 --fork-workers --reruns 1 --rerun-show-tracebacks -raR
 TESTS_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
-ANY_TORCH := tests/unit tests/trainer tests/integration
+ANY_TORCH := tests/unit tests/trainer tests/integration -m 'not slow and not same_everywhere'
 TORCH ?= 2.15.0
 
 .PHONY: help install demo test compat compat-install check format snapshots safety-table framework-table screenshots bench gpu soak clean

@@ -15,6 +15,8 @@ from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
 from ddpwatch.report.compare_text import render_compare
 from tests.support.runs import record, run_of
 
+pytestmark = pytest.mark.same_everywhere
+
 
 def series(
     name: str, seed: int, steps: int = 200, slower: float = 1.0, exposed: float = 10.0, stays: float = 0.5,

@@ -15,6 +15,8 @@ from tests.support.diagnosis_score import play
 from tests.support.fleet import LAYER_PARAMS, Disturbance, Fleet, Shape, zeros
 from tests.support.fleet_noise import Noise, NoiseKind
 
+pytestmark = pytest.mark.same_everywhere
+
 MS = 1_000_000
 
 FAULTS: list[tuple[Kind, float, NoiseKind]] = [

@@ -9,6 +9,8 @@ import pytest
 from ddpwatch.analysis.diagnosis.late.noise import FALSE_ALARMS
 from tests.support.diagnosis_oracle import Figure, Powers, powers
 
+pytestmark = pytest.mark.same_everywhere
+
 SOON = 10
 NORMAL = NormalDist()
 

@@ -27,6 +27,8 @@ from ddpwatch.version import NEWEST_TORCH, OLDEST_TORCH
 from ddpwatch.wire.messages import MESSAGE_TYPES
 from tests.support.runs import record, run_of
 
+pytestmark = pytest.mark.same_everywhere
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "trainer" / "README.md",

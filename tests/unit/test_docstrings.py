@@ -10,6 +10,8 @@ import pytest
 
 import ddpwatch
 
+pytestmark = pytest.mark.same_everywhere
+
 PACKAGE = Path(ddpwatch.__file__).parent
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -35,6 +35,8 @@ from tests.support.frames import (
     synchronous,
 )
 
+pytestmark = pytest.mark.same_everywhere
+
 
 def report_diagnosis(messages):
     """The diagnosis of a report, which assembles steps without keeping them."""

@@ -15,6 +15,8 @@ from tests.support import frames
 from tests.support.frames import MS
 from tests.support.known_jobs import JOBS, PERIODS, judged
 
+pytestmark = pytest.mark.same_everywhere
+
 RUNS = 10
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.unit.test_docs import BANNED, ROOT
 
+pytestmark = pytest.mark.same_everywhere
+
 PACKAGES = ("ddpwatch", "trainer")
 READ = (*PACKAGES, "demo", "benchmarks")
 

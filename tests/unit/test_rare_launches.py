@@ -17,6 +17,8 @@ from tests.support.fleet import Disturbance, Fleet, Shape, zeros
 from tests.support.fleet_noise import Noise
 from tests.support.frames import MS, hello, state_of
 
+pytestmark = pytest.mark.same_everywhere
+
 WORLD, STEPS, LATE_RANK, LATE_MS = 3, 2000, 1, 30
 ENOUGH = 12  # full steps, until a rank that is late in every step must be named: the other two show how large noise is
 NO_LAUNCHES: Mapping[str, object] = {

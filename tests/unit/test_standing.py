@@ -17,6 +17,8 @@ from ddpwatch.analysis.window import Summary
 from ddpwatch.viewer.state import RunState
 from tests.support.frames import MS, diagnosed, enveloped, hello, layout, run, state_of, synchronous
 
+pytestmark = pytest.mark.same_everywhere
+
 LATE = Incident(
     "straggler", "warning", "rank 1 is late", ranks=(1,), phase="forward", since_step=20, until_step=60, steps=41,
     cost_ns=10, gain=0.1, open=True, evidence=Evidence(late_ms=30.0),

@@ -10,6 +10,8 @@ import pytest
 
 import ddpwatch
 
+pytestmark = pytest.mark.same_everywhere
+
 PACKAGE = Path(ddpwatch.__file__).parent
 ROOT = PACKAGE.parent
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
