@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddpwatch.analysis.diagnosis.late.noise import FALSE_ALARMS
+from ddpwatch.analysis.diagnosis.late.bets import FALSE_ALARMS
 from tests.support.diagnosis_cases import PERIODS
 
 Floats = npt.NDArray[np.float64]

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ddpwatch.analysis.diagnosis.late.noise import FALSE_ALARMS
+from ddpwatch.analysis.diagnosis.late.bets import FALSE_ALARMS
 from tests.support.diagnosis_oracle import Figure, Powers, powers
 
 pytestmark = pytest.mark.same_everywhere
@@ -53,7 +53,7 @@ def test_of_lasting_noise_only_what_is_new_counts() -> None:
     ],
 )
 def test_to_search_costs_power(strikes: npt.NDArray[np.int64]) -> None:
-    found = asked(0.95, np.sort(strikes))
+    found = asked(0.85, np.sort(strikes))
 
     assert found.searching < found.knowing - 0.05
     assert found.knowing_soon < found.knowing
@@ -63,7 +63,7 @@ def test_a_fault_at_random_hides_best() -> None:
     """Its steps are as many as those of a constant one, but they look like steps without it."""
     strikes = np.sort(np.random.default_rng(2).choice(np.arange(40, 200), 40, replace=False))
 
-    assert asked(1.3, strikes).searching < 0.5 < 0.9 < asked(1.3, np.arange(160, 200)).searching
+    assert asked(1.2, strikes).searching < 0.5 < 0.9 < asked(1.2, np.arange(160, 200)).searching
 
 
 def test_what_dwarfs_all_noise_is_found() -> None:

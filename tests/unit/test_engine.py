@@ -320,7 +320,7 @@ def test_a_phase_shows_what_lateness_hides():
     ("kind", "size", "world", "noise", "seed"),
     [
         ("periodic", 0.10, 2, "quiet", 3),  # seen to start 25 steps too early, as noise was as late
-        ("periodic", 0.05, 8, "uniform", 3),  # in every 16th step: 8 of 128
+        ("periodic", 0.10, 8, "uniform", 0),  # in every 16th step, in noise of 0 to 20 ms
         ("constant", 0.05, 2, "quiet", 2),  # in the mean of 64 steps; few of them exceed a threshold
         ("drift", 0.10, 2, "slow", 0),  # where noise lasts
         ("periodic", 0.05, 8, "quiet", 1),  # the first strike in a watched step is its sixth
@@ -465,7 +465,7 @@ def test_a_late_step_that_a_peer_is_missing_of_does_not_say_why():
     """Another step of that number was compared."""
     late = LateRank(Streak(1, 100.0 * MS, 0, 9, 40.0 * MS), (0, 1))
     for number in range(10):
-        late.streak.add_step(number, 40 * MS, MS)
+        late.streak.add_step(number, 40 * MS, MS, p=0.01)
     across = StepAcrossRanks(5)
     across.add_step(step(1, 5))
     late.add_facts(StepFacts(across, StepSplit(5)))
@@ -479,7 +479,7 @@ def test_a_small_lateness_around_a_large_one_does_not_take_its_place(small_ms, g
     def late(steps, ms):
         streak = Streak(1, 100.0 * MS, steps[0], steps[0], ms * MS)
         for number in steps:
-            streak.add_step(number, ms * MS, MS)
+            streak.add_step(number, ms * MS, MS, p=0.01)
         return streak
 
     diagnosis, group = Diagnosis(), GroupLateness((0, 1))

@@ -63,10 +63,10 @@ def test_a_late_rank_is_one_incident_when_clocks_are_known_better(later_ms: int,
 def test_what_clocks_may_be_off_by_does_not_average_out() -> None:
     """Rank 3 seems to be 20 ms early, and 80 ms late in every tenth step: with this error, nothing shows it is late."""
     group = GroupLateness(RANKS)
-    streak = Streak(rank=3, step_ns=STEP_NS, since=0, until=0, typical_ns=5 * MS, expected=1.0)
+    streak = Streak(rank=3, step_ns=STEP_NS, since=0, until=0, typical_ns=5 * MS)
     for number in range(40):
         group.add_step(number, [0, 0, 0, 80 * MS if number % 10 == 0 else -20 * MS], STEP_NS, error_ns=ERROR_NS)
-        streak.add_step(number, 5 * MS, low=MS)
+        streak.add_step(number, 5 * MS, low=MS, p=0.01)
     assert group.mean_in(streak) == (-20 * 0.9 + 80 * 0.1) * MS - ERROR_NS
 
 

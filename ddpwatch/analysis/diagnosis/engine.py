@@ -23,7 +23,7 @@ from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Account, Evidence, 
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.late.noise import KEEP_STEPS
+from ddpwatch.analysis.diagnosis.late.residuals import KEEP_STEPS
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.rules.pauses import Pauses, joined
 from ddpwatch.analysis.diagnosis.rules.rules import Rules

@@ -10,7 +10,6 @@ from statistics import median
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import ModuleBucket
-from ddpwatch.analysis.diagnosis.late.change import CHANGE_STEPS
 from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
 from ddpwatch.wire.messages import Step
 
@@ -18,6 +17,7 @@ COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer", "other
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
 KEEP_HOOKED = 16  # newest late steps with hook fires
+CHANGE_STEPS = 128  # newest watched steps that may turn out to be another incident
 PART_SHARE = 0.2  # of the lateness: a phase that takes so much longer is a part of it
 
 
