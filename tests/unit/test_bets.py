@@ -184,10 +184,11 @@ def test_a_rank_that_is_suddenly_a_little_late_where_noise_lasts() -> None:
     """By 5 deviations of what ranks differ by, 11 of what is new in a step."""
     firsts = []
     for seed in range(6):
-        ((step, streak),) = named(lambda step, dice: 14.0 * (step >= 150), 300, world=2, kept=0.9, seed=seed)
-        assert streak.rank == 1
-        firsts.append(step)
-    assert 150 <= min(firsts) <= median(firsts) < 200
+        found = named(lambda step, dice: 14.0 * (step >= 150), 300, world=2, kept=0.9, seed=seed)
+        assert {streak.rank for _, streak in found} == {1}
+        firsts.append(found[0][0])
+    assert 150 <= min(firsts) < 180
+    assert max(firsts) < 300
 
 
 def test_one_mistake_does_not_lead_to_others() -> None:

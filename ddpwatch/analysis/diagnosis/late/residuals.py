@@ -170,10 +170,12 @@ class Residuals:
         value = new - self.least_ns(error_ns)
         count, size, most = 0.0, 0, 0.0
         for at, known in enumerate(self._sorted):
-            if at != index:
-                size += len(known)
-                count += len(known) - bisect_left(known, value)
-                most = max(most, known[-1] if known else 0.0)
+            above = len(known) - bisect_left(known, value)
+            if at == index or (above > len(known) / 2 and value > 0 and self._count > 2):
+                continue  # who is as late in most steps is late, too, and shows no noise
+            size += len(known)
+            count += above
+            most = max(most, known[-1] if known else 0.0)
         scale = self._scale_of.get(index)
         if scale is None:
             others = [scale for at, scale in enumerate(self._scales) if at != index]
