@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import torch
 import wrapt
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from ddpwatch.probe.calls import Place, SeenCalls, innermost
 from ddpwatch.probe.guard import Guard
@@ -77,6 +77,7 @@ class ActivityMonitor:
 
     def _see_all(self) -> None:
         self._see("data", "waiting for data", (_BaseDataLoaderIter, "__next__"), names=["self"])
+        self._see("data", "starting workers", (_MultiProcessingDataLoaderIter, "__init__"), names=["self"])
         self._see("save", "torch.save", (torch.serialization, "save"), (torch, "save"))
         for module, name in SAVERS:
             _when_imported(module, "saves", weakref.WeakMethod(self._time_saver), name)

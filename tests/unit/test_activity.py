@@ -63,6 +63,19 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     assert torch.save is untouched
 
 
+def test_the_start_of_workers_is_a_wait_for_data() -> None:
+    marks: list[Mark] = []
+    waits: list[tuple[object, int, int]] = []
+    monitor = ActivityMonitor(0, marks.append, lambda: None, lambda *wait: waits.append(wait), noting([]))
+    batches = iter(DataLoader(Slow(), num_workers=1))
+    started = len(waits)
+    assert len(list(batches)) == 3
+    monitor.close()
+    assert (started, len(waits)) == (1, 5)  # and three batches, and the end
+    assert len({id(loader) for loader, _, _ in waits}) == 1
+    assert {(mark.workers, mark.persistent) for mark in marks} == {(1, False)}
+
+
 def monitored(marks: list[Mark]) -> ActivityMonitor:
     return ActivityMonitor(0, marks.append, lambda: None, lambda *wait: None, noting([]))
 

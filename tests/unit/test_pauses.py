@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.pauses import joined
-from ddpwatch.wire.messages import Device, Mark, RankSample
+from ddpwatch.wire.messages import Device, Mark, RankSample, Span
 from tests.support.frames import (
     MS,
     START_NS,
@@ -278,3 +278,30 @@ class TestRhythms:
             now += 100 + long
         (found,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
         assert (found.ranks, found.severity, found.steps) == ((), severity, 1)
+
+    @pytest.mark.parametrize("seconds", [(4, 3), (3, 4), (4, 4)])
+    def test_a_stall_in_which_all_wait_for_data_is_of_all_and_counts_once(self, seconds):
+        """Workers start again, and have no core: one rank's need longer, and the other waits for it in the end."""
+        messages, now = [hello(0), hello(1)], 0
+        for number in range(90):
+            stalls = [10 + (second * 1000 if number in (40, 80) else 0) for second in seconds]
+            longest = max(stalls)
+            for rank, stall in enumerate(stalls):
+                one = step(rank, number, wait_ms=longest - stall)
+                for name in ("hook_ns", "comm_ready", "comm_launch", "comm_done"):
+                    setattr(one, name, [at + stall * MS for at in getattr(one, name)])
+                one.spans = [Span(at.phase, at.start + stall * MS, at.end + stall * MS) for at in one.spans]
+                one.start_ns, one.duration_ns = START_NS + now * MS, (100 + longest) * MS
+                one.data = [(0, stall * MS)]
+                seen = {"phase": "input", "since_ns": one.start_ns}
+                for at in range(500, stall, 500):
+                    messages.append(beat(rank, number, at_ns=one.start_ns + at * MS, issued=number - rank, **seen))
+                messages.append(one)
+            now += 100 + longest
+        incidents = state_of(messages).diagnosis.incidents()
+        found = {one.kind: one for one in incidents if one.kind in ("pause", "slow_input")}
+        assert [(one.kind, one.ranks, one.phase) for one in incidents if one.phase == "data"] == [
+            ("pause", (), "data"), ("slow_input", (), "data"),
+        ]  # fmt: skip
+        assert found["pause"].cost_ns == pytest.approx(2 * 2 * 4000 * MS, rel=0.01)
+        assert found["slow_input"].cost_ns <= 2 * 90 * 12 * MS  # a stall costs once

@@ -82,6 +82,7 @@ class StepSplit:
         held_up: By rank that paused, how much later it launched its group's last bucket than all others, at most.
         blamed: Ranks that are late or paused: who waits for them does not wait by chance.
         buffers_ns: Transfer of DDP's buffers, of the same account as that of buckets.
+        stalled_ns: Waits of all ranks for data in a single stall, which is an incident of its own.
         gaps: By rank, how much lies between its step before and this one, if something does.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.
@@ -102,6 +103,7 @@ class StepSplit:
     gaps: dict[int, int] = field(default_factory=dict)
     blamed: Collection[int] = ()
     buffers_ns: int = 0
+    stalled_ns: int = 0
 
     @property
     def jitter_ns(self) -> int:

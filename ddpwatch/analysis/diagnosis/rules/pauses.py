@@ -115,6 +115,8 @@ class Pauses:
         if 2 * max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0) >= excess:
             return
         ranks, phase, cost = self._who(facts, excess)
+        if unusual and phase == "data" and not ranks:
+            facts.split.stalled_ns = cost
         if any(other.streak.rank in ranks and other.streak.typical_ns >= WITHIN * excess for other in late):
             return
         step = facts.across.step
@@ -135,11 +137,10 @@ class Pauses:
         across = facts.across
         if across.counted and (found := self._who_launched_late(facts, excess)) is not None:
             return found
-        bare, usual, rank = (
-            not across.counted,
-            across.longest_ns - excess,
-            self._held_up.by(across, excess, facts.split.gaps),
-        )
+        if _all_wait_for_data(facts, excess):
+            return (), "data", excess * len(across)
+        bare, usual = not across.counted, across.longest_ns - excess
+        rank = self._held_up.by(across, excess, facts.split.gaps)
         ranks = across.ranks if rank is None else (rank,)
         phase = _longest_phase(facts, excess) if across.counted and rank is None else ""
         phase = self._held_up.doing(across, tuple(ranks), excess) or phase
@@ -197,6 +198,12 @@ class Pauses:
         """Keeps the costliest, and the newest."""
         if len(self._found) > KEEP_PAUSES:
             del self._found[min(range(KEEP_PAUSES), key=lambda at: self._found[at].whole_cost_ns)]
+
+
+def _all_wait_for_data(facts: StepFacts, excess: int) -> bool:
+    """Returns whether each rank waits for data for most of it: that the last one goes on later does not hold up all."""
+    rows = [figures.phases_ns for figures in facts.across.figures.values()] if facts.across.counted else []
+    return 2 * min((row.get("data", 0) for row in rows), default=0) >= excess
 
 
 def _longest_phase(facts: StepFacts, excess: int) -> str:

@@ -40,8 +40,8 @@ def input_sentence(share: float, is_open: bool) -> str:
 
 
 def _input(split: StepSplit) -> int:
-    """Returns what ranks waited for data."""
-    return split.accounts.get(("input", "data"), 0)
+    """Returns what ranks waited for data, but for single stalls, which are pauses."""
+    return max(0, split.accounts.get(("input", "data"), 0) - split.stalled_ns)
 
 
 def _common_input(facts: StepFacts) -> int:
