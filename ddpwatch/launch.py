@@ -265,9 +265,11 @@ def run_unwatched(command: Sequence[str], why: str) -> NoReturn:
         raise _refusal(command[0], error) from error
 
 
-def run_headless(launch: Launch, budget_ppm: int = 0) -> int:
-    """Runs the job in this terminal, with a line about it on stderr every few seconds."""
-    with launch.job(None) as process:
+def run_headless(
+    launch: Launch, budget_ppm: int = 0, alerts: contextlib.AbstractContextManager[None] | None = None
+) -> int:
+    """Runs the job in this terminal, with a line about it on stderr every few seconds, and within ``alerts``."""
+    with launch.job(None) as process, alerts or contextlib.nullcontext():
         from ddpwatch.viewer.plain import narrate_runs  # the job does not wait for imports
 
         over = threading.Event()
@@ -281,16 +283,21 @@ def run_headless(launch: Launch, budget_ppm: int = 0) -> int:
     return code
 
 
-def run_with_dashboard(launch: Launch, budget_ppm: int = 0) -> int:
-    """Runs the job with its output aside and the dashboard in this terminal; then shows the end of the output."""
+def run_with_dashboard(
+    launch: Launch, budget_ppm: int = 0, alerts: contextlib.AbstractContextManager[None] | None = None
+) -> int:
+    """Runs the job with its output aside and the dashboard in this terminal; then shows the end of the output.
+
+    ``alerts`` is entered meanwhile.
+    """
     from ddpwatch.job.job_output import OutputPipe
 
     try:
         output = OutputPipe(launch.name)
     except DdpwatchError as error:  # no memory, no pipe or no home for it
         print(f"ddpwatch: no dashboard: {error}", file=sys.stderr)
-        return run_headless(launch, budget_ppm)
-    with launch.job(output.pipe, _leave_dead_terminal) as process:
+        return run_headless(launch, budget_ppm, alerts)
+    with launch.job(output.pipe, _leave_dead_terminal) as process, alerts or contextlib.nullcontext():
         output.start_copy()
         from ddpwatch.tui.app import run_dashboard
         from ddpwatch.tui.feed import AttachSpec

@@ -11,12 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpwatch.cli.options import Ascii, Baseline, Detail, Every, Json, MaxSize, Plain, Run, Theme, app
-from ddpwatch.cli.shared import endpoint_of, is_plain, no_baseline, resolve, say, say_recording
+from ddpwatch.cli.options import (
+    Ascii,
+    Baseline,
+    Detail,
+    Every,
+    Json,
+    MaxSize,
+    Notify,
+    OnIncident,
+    Plain,
+    Run,
+    Theme,
+    app,
+)
+from ddpwatch.cli.shared import endpoint_of, is_plain, no_baseline, notifying, resolve, say, say_recording
 from ddpwatch.errors import UsageError
 from ddpwatch.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddpwatch.run.rundir import RunInfo
 
 USES_RUN_DIRECTORY = {None, "_stdio", "attach", "ls", "metrics", "record", "run", "whatif"}
@@ -76,10 +91,13 @@ def attach(
     ascii_only: Ascii = None,
     baseline: Baseline = None,
     detail: Detail = None,
+    on_incident: OnIncident = None,
+    notify: Notify = None,
 ) -> None:
     """Attach to a live run."""
     info, endpoint = resolve(run)
-    _show(info, endpoint, plain, theme, ascii_only, baseline, detail)
+    with _notifying(on_incident, notify, info, endpoint):
+        _show(info, endpoint, plain, theme, ascii_only, baseline, detail)
 
 
 @app.command("_stdio", hidden=True)
@@ -143,6 +161,8 @@ def run(
     every: Every = 1,
     headless: Annotated[bool, typer.Option("--headless", help="Print lines instead of the dashboard.")] = False,
     detail: Detail = None,
+    on_incident: OnIncident = None,
+    notify: Notify = None,
 ) -> None:
     """Run a job and watch it, without changing its script.
 
@@ -163,8 +183,13 @@ def run(
     if record_to is not None:
         with contextlib.suppress(UsageError):  # the variable's: the job goes on, and each rank warns
             say_recording(record_to, detail_of_job({**os.environ, **settings}, records=True))
+    notes: list[str] = []
+    alerts = notifying(on_incident, notify, launch.runs, say_later=None if plain else notes.append)
     show = run_headless if plain else run_with_dashboard
-    raise typer.Exit(show(launch, budget_ppm))
+    code = show(launch, budget_ppm, alerts)
+    for note in notes:
+        say(f"ddpwatch: {note}")
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -176,6 +201,8 @@ def record(
     max_size: MaxSize = None,
     every: Every = 1,
     detail: Detail = "normal",
+    on_incident: OnIncident = None,
+    notify: Notify = None,
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
     from ddpwatch.recording.limits import environment_of, limits_from_environment
@@ -189,7 +216,8 @@ def record(
     publish = endpoint_of(info, endpoint)
     source = LiveSource(publish, budget_ppm, as_sent=True)
     say_recording(output, budget_ppm)
-    frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish))
+    with _notifying(on_incident, notify, info, publish):
+        frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish))
     if source.trouble:
         say(f"ddpwatch: {source.trouble}")
     say(f"{output}: {frames} frames")
@@ -208,6 +236,8 @@ def metrics(
         str | None, typer.Option("--otlp", metavar="URL", help="Push to this OpenTelemetry collector (OTLP over HTTP).")
     ] = None,
     detail: Detail = "low",
+    on_incident: OnIncident = None,
+    notify: Notify = None,
 ) -> None:
     """Export a live run's figures to Prometheus or OpenTelemetry.
 
@@ -222,7 +252,24 @@ def metrics(
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # pushes what is left
     info, endpoint = resolve(run)
     budget_ppm = parse_detail(detail or "low")
-    export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp, budget_ppm)
+    with _notifying(on_incident, notify, info, endpoint):
+        export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp, budget_ppm)
+
+
+@contextlib.contextmanager
+def _notifying(
+    on_incident: str | None, notify: str | None, info: RunInfo | None, endpoint: str | None
+) -> Iterator[None]:
+    """Passes on the incidents of the run that is meant, or of this machine's; what goes wrong is said at the end."""
+    from ddpwatch.run import rundir
+
+    notes: list[str] = []
+    try:
+        with notifying(on_incident, notify, lambda: [info] if info else rundir.live_runs(), endpoint, notes.append):
+            yield
+    finally:
+        for note in notes:
+            say(f"ddpwatch: {note}")
 
 
 def _show(

@@ -47,3 +47,18 @@ Run = Annotated[
         help="Run id or its start, ssh://[USER@]NODE[:PORT][/RUN], or an ipc:// endpoint (default: newest run).",
     ),
 ]
+OnIncident = Annotated[
+    str | None,
+    typer.Option(
+        "--on-incident",
+        metavar="CMD",
+        envvar="DDPWATCH_ON_INCIDENT",
+        show_envvar=False,
+        help="Run this shell command, with JSON on its stdin, when an incident starts, grows worse or ends "
+        "(default: $DDPWATCH_ON_INCIDENT).",
+    ),
+]
+Notify = Annotated[
+    str | None,
+    typer.Option("--notify", metavar="URL", help="Post that to a webhook, as Slack's or Mattermost's."),
+]

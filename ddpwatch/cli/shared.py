@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
     from ddpwatch.recording.reader import Recording
     from ddpwatch.run.rundir import RunInfo
 
@@ -87,3 +90,37 @@ def endpoint_of(info: RunInfo | None, endpoint: str | None) -> str:
     if info is None:
         raise UsageError("no run to record", "start one first; `ddpwatch ls` lists the live runs")
     return info.publish
+
+
+def notifying(
+    on_incident: str | None,
+    notify: str | None,
+    runs: Callable[[], Sequence[RunInfo]],
+    endpoint: str | None = None,
+    say_later: Callable[[str], object] | None = None,
+) -> AbstractContextManager[None]:
+    """Returns what passes on incidents while it is entered.
+
+    Args:
+        on_incident: A shell command.
+        notify: A web address.
+        runs: The runs of now.
+        endpoint: Of the run, instead, if it is not on this machine.
+        say_later: Gets what goes wrong; by default, stderr does.
+
+    Raises:
+        UsageError: It is no web address.
+    """
+    from contextlib import nullcontext
+
+    if not (on_incident or notify):
+        return nullcontext()
+    from ddpwatch.viewer import notify as notifier
+
+    calls = [notifier.run_command(on_incident)] if on_incident else []
+    calls += [notifier.post_to(notify)] if notify else []
+
+    def targets() -> list[notifier.Target]:
+        return [(endpoint, None)] if endpoint is not None else [(info.publish, info) for info in runs()]
+
+    return notifier.notifying(calls, targets, say_later or (lambda text: say(f"ddpwatch: {text}")))

@@ -97,6 +97,16 @@ def test_the_figures_are_those_of_the_job(served: Served, scraped: Scrape) -> No
     assert late["1",] > max(LATE_S / 2, late["0",])
 
 
+def test_a_command_is_called_for_the_late_rank(served: Served, tmp_path: Path) -> None:
+    """Each viewer may do so, for the same incident, beside what it is there for."""
+    out = tmp_path / "out"
+    with running(*DDPWATCH, "attach", "--plain", served.info.run_id, "--on-incident", f"cat >> {out}"):
+        wait_for(lambda: out.exists() and "straggler" in out.read_text(), "the command is called")
+    called = [json.loads(line) for line in out.read_text().splitlines()]
+    (late,) = [one for one in called if one["incident"]["kind"] == "straggler" and one["event"] in ("started", "over")]
+    assert (late["run"]["id"], late["run"]["ranks"], late["incident"]["ranks"]) == (served.info.run_id, 2, [1])
+
+
 def test_no_more_time_is_accounted_for_than_has_passed(served: Served, scraped: Scrape) -> None:
     accounts = {name: seconds for (name,), seconds in scraped["ddpwatch_rank_time_seconds"].items()}
     assert sum(accounts.values()) <= 2 * (time.monotonic() - served.started_s)

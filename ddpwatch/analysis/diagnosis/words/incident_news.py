@@ -15,16 +15,16 @@ ABSENT_NS = 3_000_000_000  # what is gone without being over has ended after tha
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An incident that started, maybe again, that ended, or that was over when it was found."""
+    """An incident that started, maybe again, that grew worse, that ended, or that was over when it was found."""
 
     incident: Incident
-    what: Literal["started", "again", "ended", "over"]
+    what: Literal["started", "again", "worse", "ended", "over"]
 
     def text(self, unit: str) -> str:
         """Returns one line; with the cost, in that unit, once it is known for good."""
         message = message_text(self.incident)
-        if self.what in ("started", "again"):
-            return f"again: {message}" if self.what == "again" else message
+        if self.what in ("started", "again", "worse"):
+            return message if self.what == "started" else f"{self.what}: {message}"
         return f"{'ended: ' if self.what == 'ended' else ''}{message}; cost {cost_text(self.incident, unit)}"
 
 
@@ -61,7 +61,9 @@ class IncidentNews:
         self._ongoing[key] = incident if was is None else _as_grave(incident, was.severity)
         if was is None:
             return [News(incident, "again" if _told(incident) in self._told else "started")]
-        return [News(incident, "started")] if was.severity == "info" != incident.severity else []
+        if SEVERITIES.index(incident.severity) >= SEVERITIES.index(was.severity):
+            return []
+        return [News(incident, "started" if was.severity == "info" else "worse")]
 
     def _take_gone(self, key: Key, over: Sequence[Incident], at_ns: int) -> list[News]:
         """Takes what went on and does not any more: it is over, or is not there."""

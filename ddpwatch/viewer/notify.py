@@ -1,0 +1,246 @@
+"""Calls a command or a web address when an incident starts, grows worse or ends: ``--on-incident``, ``--notify``.
+
+Two threads: one follows the runs with a state of its own, beside whatever shows them; one makes the calls. Neither
+the job nor a viewer waits for either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from queue import Full, Queue
+
+import msgspec
+
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, incident_row
+from ddpwatch.analysis.diagnosis.words.incident_news import ABSENT_NS, IncidentNews, News
+from ddpwatch.common.text import clean
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, may_go_on
+from ddpwatch.viewer.state import RunState
+
+LOOK_S = 1.0  # between two looks at a run's incidents
+FIND_S = 0.3  # between two looks for runs
+END_S = 3.0  # for a run's last frames, once whoever shows it has ended
+CALL_S = 60.0  # for one call of a command; then it is killed
+ANSWER_S = 10.0  # for a web server
+GAP_S = 1.0  # between two calls
+WAITING = 64  # events that wait for their call; what comes on top is left out, and counted
+
+
+class RunNames(msgspec.Struct):
+    """Which run an event is of, and where its recording is; what is not known is empty."""
+
+    id: str
+    host: str
+    ranks: int
+    script: str
+    recording: str
+
+
+class Event(msgspec.Struct):
+    """What a command gets on stdin, as JSON.
+
+    Attributes:
+        event: ``started``, ``again``, ``worse``, ``ended``, or ``over`` if it was found when it was over.
+        text: One line for people, and what to do.
+    """
+
+    event: str
+    text: str
+    run: RunNames
+    incident: IncidentFigures
+
+
+Call = Callable[[Event], str]  # returns what went wrong
+Target = tuple[str, RunInfo | None]  # an endpoint, and what is known of its run
+
+
+def run_command(command: str, limit_s: float = CALL_S) -> Call:
+    """Returns what runs a shell command with an event on its stdin. Its output goes nowhere."""
+
+    def call(event: Event) -> str:
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            process.communicate(msgspec.json.encode(event) + b"\n", limit_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return f"--on-incident: the command was killed after {limit_s:.0f} s"
+        return f"--on-incident: the command ended with {process.returncode}" if process.returncode else ""
+
+    return call
+
+
+def post_to(url: str) -> Call:
+    """Returns what posts an event to a webhook, as chat servers such as Slack and Mattermost take it.
+
+    Raises:
+        UsageError: It is no web address.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--notify: no web address: {clean(url)}", "it starts with https://")
+
+    def call(event: Event) -> str:
+        body = msgspec.json.encode({"text": f"ddpwatch, {event.run.id}: {event.text}"})
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        try:
+            urllib.request.urlopen(request, timeout=ANSWER_S).close()
+        except (OSError, ValueError) as error:
+            return f"--notify: {clean(str(error))}"
+        return ""
+
+    return call
+
+
+class Notifier:
+    """Makes one call after the other on a thread of its own.
+
+    Args:
+        calls: What each event is passed to.
+        say: Gets a line when a call fails for the first time, and at the end if events were left out.
+        gap_s: Least time between two events.
+    """
+
+    def __init__(self, calls: Sequence[Call], say: Callable[[str], object], gap_s: float = GAP_S) -> None:
+        self._calls = calls
+        self._say = say
+        self._gap_s = gap_s
+        self._events: Queue[Event | None] = Queue(WAITING)
+        self._left_out = 0
+        self._said: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="ddpwatch-notify", daemon=True)
+        self._thread.start()
+
+    def add_event(self, event: Event) -> None:
+        """Passes an event on, later. Never waits."""
+        try:
+            self._events.put_nowait(event)
+        except Full:
+            self._left_out += 1
+
+    def close(self, patience_s: float = CALL_S) -> None:
+        """Waits for the calls that are due."""
+        with contextlib.suppress(Full):
+            self._events.put(None, timeout=patience_s)
+        self._thread.join(patience_s)
+        if left := self._left_out + self._events.qsize():
+            self._say(f"{left} events of incidents were not passed on: too many at once")
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            for call in self._calls:
+                try:
+                    wrong = call(event)
+                except Exception as error:  # no process, no memory: the next one may work
+                    wrong = clean(f"--on-incident: {error}")
+                if wrong and wrong not in self._said:
+                    self._said.add(wrong)
+                    self._say(f"{wrong}; that is said once")
+            if self._events.empty() or self._events.queue[0] is not None:  # a close does not wait for the gap
+                time.sleep(self._gap_s)
+
+
+@contextlib.contextmanager
+def notifying(
+    calls: Sequence[Call], targets: Callable[[], Sequence[Target]], say: Callable[[str], object]
+) -> Iterator[None]:
+    """Follows runs for as long as the block lasts, and passes their incidents on.
+
+    Args:
+        calls: What is done with each event; without any, nothing is followed.
+        targets: The runs of now; each is followed once, one after the other.
+        say: See `Notifier`.
+    """
+    if not calls:
+        yield
+        return
+    notifier, over = Notifier(calls, say), threading.Event()
+    follower = threading.Thread(target=_follow_all, args=(targets, notifier, over), name="ddpwatch-follow", daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        over.set()
+        follower.join(END_S + SILENCE_S)
+        notifier.close()
+
+
+def _follow_all(targets: Callable[[], Sequence[Target]], notifier: Notifier, over: threading.Event) -> None:
+    seen: set[str] = set()
+    while True:
+        last_look = over.is_set()
+        with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone, or the run
+            for endpoint, info in targets():
+                if endpoint not in seen:
+                    seen.add(endpoint)
+                    _follow(endpoint, info, notifier, over)
+        if last_look:
+            return
+        over.wait(FIND_S)
+
+
+def _follow(endpoint: str, info: RunInfo | None, notifier: Notifier, over: threading.Event) -> None:
+    source, state, news = LiveSource(endpoint), RunState(), IncidentNews()
+    heard = looked = time.monotonic()
+    over_s: float | None = None
+
+    def look(incidents: Sequence[Incident], at_ns: int) -> None:
+        for item in news.take_incidents(incidents, at_ns):
+            if item.incident.severity != "info":
+                notifier.add_event(event_of(item, state, info))
+
+    try:
+        while state.end is None and not source.over:
+            now = time.monotonic()
+            if now - heard > SILENCE_S and not may_go_on(source, endpoint):
+                break
+            if over.is_set():
+                over_s = over_s or now
+                if now - over_s > END_S:
+                    break
+            for message, envelope in source.read(0.2):
+                state.apply_message(message, envelope.received_ns, envelope.frame)
+                heard = time.monotonic()
+            if state.frames and time.monotonic() - looked >= LOOK_S:
+                look(state.diagnosis.incidents(), state.now_ns)
+                looked = time.monotonic()
+        look(state.diagnosis.incidents(), state.now_ns)
+        if state.end is not None:  # and with it what lasted to the end
+            look([], state.now_ns + ABSENT_NS)
+    finally:
+        source.close()
+
+
+def event_of(news: News, state: RunState, info: RunInfo | None) -> Event:
+    """Returns what is passed on of a run's news."""
+    hello = next((rank.hello for rank in state.ranks.values() if rank.hello is not None), None)
+    status, incident = state.status, news.incident
+    return Event(
+        event=news.what,
+        text=clean(f"{news.text(state.unit)}; next: {incident.next_step}"),
+        run=RunNames(
+            id=clean(state.run_id),
+            host=clean(info.host if info is not None else hello.host if hello is not None else ""),
+            ranks=state.world_size,
+            script=clean(hello.script if hello is not None else ""),
+            recording=clean(status.recording if status is not None else ""),
+        ),
+        incident=incident_row(incident, state.layouts),
+    )
