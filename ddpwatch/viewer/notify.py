@@ -46,7 +46,7 @@ class RunNames(msgspec.Struct):
     recording: str
 
 
-class Event(msgspec.Struct):
+class Alert(msgspec.Struct):
     """What a command gets on stdin, as JSON.
 
     Attributes:
@@ -60,14 +60,14 @@ class Event(msgspec.Struct):
     incident: IncidentFigures
 
 
-Call = Callable[[Event], str]  # returns what went wrong
+Call = Callable[[Alert], str]  # returns what went wrong
 Target = tuple[str, RunInfo | None]  # an endpoint, and what is known of its run
 
 
 def run_command(command: str, limit_s: float = CALL_S) -> Call:
     """Returns what runs a shell command with an event on its stdin. Its output goes nowhere."""
 
-    def call(event: Event) -> str:
+    def call(event: Alert) -> str:
         process = subprocess.Popen(
             command,
             shell=True,
@@ -97,7 +97,7 @@ def post_to(url: str) -> Call:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--notify: no web address: {clean(url)}", "it starts with https://")
 
-    def call(event: Event) -> str:
+    def call(event: Alert) -> str:
         body = msgspec.json.encode({"text": f"ddpwatch, {event.run.id}: {event.text}"})
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         try:
@@ -122,13 +122,13 @@ class Notifier:
         self._calls = calls
         self._say = say
         self._gap_s = gap_s
-        self._events: Queue[Event | None] = Queue(WAITING)
+        self._events: Queue[Alert | None] = Queue(WAITING)
         self._left_out = 0
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="ddpwatch-notify", daemon=True)
         self._thread.start()
 
-    def add_event(self, event: Event) -> None:
+    def add_event(self, event: Alert) -> None:
         """Passes an event on, later. Never waits."""
         try:
             self._events.put_nowait(event)
@@ -228,11 +228,11 @@ def _follow(endpoint: str, info: RunInfo | None, notifier: Notifier, over: threa
         source.close()
 
 
-def event_of(news: News, state: RunState, info: RunInfo | None) -> Event:
+def event_of(news: News, state: RunState, info: RunInfo | None) -> Alert:
     """Returns what is passed on of a run's news."""
     hello = next((rank.hello for rank in state.ranks.values() if rank.hello is not None), None)
     status, incident = state.status, news.incident
-    return Event(
+    return Alert(
         event=news.what,
         text=clean(f"{news.text(state.unit)}; next: {incident.next_step}"),
         run=RunNames(

@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News
 from ddpwatch.errors import UsageError
 from ddpwatch.viewer import notify
-from ddpwatch.viewer.notify import WAITING, Event, Notifier, event_of, notifying, post_to, run_command
+from ddpwatch.viewer.notify import WAITING, Alert, Notifier, event_of, notifying, post_to, run_command
 from tests.support.dashboards import FakeSource
 from tests.support.frames import RUN, bye, run, state_of
 from tests.unit.test_incident_news import WORSE
@@ -23,8 +24,8 @@ from tests.unit.test_incident_news import WORSE
 STATE = state_of([*run(40, late_rank=1)])
 
 
-def event(what: str = "started") -> Event:
-    return event_of(notify.News(WORSE, what), STATE, None)  # type: ignore[arg-type]
+def event(what: str = "started") -> Alert:
+    return event_of(News(WORSE, what), STATE, None)  # type: ignore[arg-type]
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -70,9 +71,10 @@ def test_one_that_reads_nothing_is_no_error() -> None:
 
 
 def test_events_never_wait_and_are_counted_if_they_are_too_many() -> None:
-    said, begun, go_on = [], threading.Event(), threading.Event()
+    said: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
 
-    def held(_: Event) -> str:
+    def held(_: Alert) -> str:
         begun.set()
         go_on.wait()
         return ""
@@ -113,11 +115,11 @@ def test_a_webhook_gets_a_text() -> None:
 
 
 def test_a_run_is_followed_beside_whatever_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, events = FakeSource(), queue.Queue[Event]()
+    source, events = FakeSource(), queue.Queue[Alert]()
     monkeypatch.setattr(notify, "LiveSource", lambda _: source)
     source.put([*run(40, late_rank=1), bye(0), bye(1), bye()])
 
-    def call(one: Event) -> str:
+    def call(one: Alert) -> str:
         events.put(one)
         return ""
 
@@ -130,8 +132,8 @@ def test_a_run_is_followed_beside_whatever_shows_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_grows_worse_is_news() -> None:
-    news = notify.IncidentNews()
+    news = IncidentNews()
     looks = [WORSE, replace(WORSE, severity="error"), WORSE]
-    said = [news.take_incidents([look], at) for at, look in enumerate(looks)]  # type: ignore[list-item]
+    said = [news.take_incidents([look], at) for at, look in enumerate(looks)]
     assert [[one.what for one in found] for found in said] == [["started"], ["worse"], []]
     assert said[1][0].text("GPU-seconds") == "worse: rank 1 is late"

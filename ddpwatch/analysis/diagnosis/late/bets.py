@@ -2,7 +2,7 @@
 
 A rank that is like the others is as late as any of them: the place of its residual among theirs is a p-value. A bet on
 small ones wins nothing by chance, on average: it pays by how much likelier such a p-value is if the rank is late by so
-many standard deviations. One unit is staked anew in each step, and all that it wins is staked again in the next (the
+many standard deviations. One unit is staked in each step, and all that it wins is staked again in the next (the
 procedure of Shiryaev and Roberts). So by chance, capital is as many units as there were steps, on average, and exceeds
 A in fewer than one of A steps. Bets of which only a share is placed win from a rank that is late now and then; those
 that are placed in the steps of a rhythm, from one that is late in these.
@@ -25,7 +25,7 @@ LEAST_P, MOST_P = 1e-9, 0.999
 MOST = 1e100  # capital
 END = 6.0  # by how much the logarithm of what a bet has won may fall, until what it was placed on is over
 SOONER = 1.0  # by how much it has to be higher, to have begun sooner than is known: noise is high now and then
-# What is staked anew: half on a rank that is late in every step, a quarter on one that is now and then, or in a rhythm.
+# What a step stakes: half on a rank that is late in every step, a quarter on one that is now and then, or in a rhythm.
 STAKES = (1 / 2 / len(SHIFTS), *[1 / 4 / len(SHIFTS) / (len(SHARES) - 1)] * (len(SHARES) - 1)) * len(SHIFTS)
 RHYTHM_STAKE = 1 / 4 / len(PERIODS)
 _NORMAL = NormalDist()
