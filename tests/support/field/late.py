@@ -73,7 +73,7 @@ def collections_apart(job: Job) -> None:
     job.build()
     heap = [[number] for number in range(1_500_000)] if job.rank == 1 else []
     gc.disable()
-    for step in job.steps(250):
+    for step in job.steps(265):
         job.train()
         if job.rank == 1 and step % 25 == 24:
             with job.strike():
