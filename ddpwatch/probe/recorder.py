@@ -597,11 +597,13 @@ class StepRecorder:
     def _close(self, end: int) -> StepRecord | None:
         record, self.current = self.current, None
         held = self._held
-        may_go_on = self._optimizer_end is None and end == self._synced_end
+        updated = self._optimizer_end is not None
+        may_go_on = not updated and end == self._synced_end
         self._optimizer_end = self._synced_end = None
         self._stretch_end = 0
         if record is None:
             return None
+        may_go_on = may_go_on and record.status != "aborted"
         if record.status == FULL and self._own:  # before another optimizer that has stepped for it
             record.buckets += [entry for entry in self._own if entry.launch < end]
         if record.backwards > self._most_forwards // 2 and record.status != "aborted":
@@ -613,7 +615,7 @@ class StepRecorder:
             self._cpu_ns = now = self._cpu_clock()
             if before is not None and not self._activity_end:
                 record.cpu_ns = max(0, now - before)
-        if not may_go_on:
+        if updated:
             if held:
                 record = joined([*held, record])
                 held.clear()
