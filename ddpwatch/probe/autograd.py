@@ -26,8 +26,8 @@ def see_backwards(
         place = torch.autograd, "backward"
         return SeenCalls([place], begin=begin, end=lambda result: end(), on_error=on_error)
     places = [(module, "_engine_run_backward") for module in (torch.autograd.graph, torch.autograd)]
-    calls = {"begin": partial(_of_backward, begin), "end": partial(_of_backward, end)}
-    return SeenCalls(places, names=["accumulate_grad"], on_error=on_error, **calls)
+    begun, ended = partial(_of_backward, begin), partial(_of_backward, end)
+    return SeenCalls(places, begin=begun, end=ended, names=["accumulate_grad"], on_error=on_error)
 
 
 def _of_backward(call: Callable[[], None], accumulates: bool, *_: Any) -> None:
