@@ -25,6 +25,7 @@ CORRELATION_NOTICED = 0.3  # less may be chance in a few steps, and costs few fa
 LASTING_KNOWN = 48  # steps: fewer make noise that lasts seem to last more shortly, and name somebody
 NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
 FAR, FAR_DEVIATIONS = 0.98, 3.5  # that share of Student's t with three degrees of freedom is below
+FEWEST_KNOWN = 16  # residuals of the other one of two: one that is late from the first step on is compared with these
 FURTHEST_NS = 1 << 61  # 73 years
 
 
@@ -144,8 +145,8 @@ class Residuals:
     def hide(self, index: int, since: int) -> None:
         """Keeps what a rank has shown since a step out of the noise."""
         for at in range(self._compared) if self._count == 2 else (index,) if index < self._compared else ():
-            noise = self._noise[at]
-            while noise and noise[-1][0] >= since:
+            noise, least = self._noise[at], 0 if at == index else FEWEST_KNOWN
+            while len(noise) > least and noise[-1][0] >= since:
                 noise.pop()
         self._due = 0
 
