@@ -45,6 +45,18 @@ def test_a_rhythm_costs_as_much_in_steps_that_nobody_watched():
     assert late.cost_ns == pytest.approx(400 * 50 * MS, rel=0.1)
 
 
+@pytest.mark.parametrize(("noise_ms", "cost_ms"), [(0.5, 30.0), (30.0, 21.5)])
+def test_a_rank_that_is_late_by_this_and_that_costs_what_each_step_shows(noise_ms, cost_ms):
+    """Unless noise explains that: then it is late by what is usual, and chance waits for it longer."""
+    streak = Streak(0, 100.0 * MS, 0, 0, 22.0 * MS, noise_ns=noise_ms * MS)
+    late, waits = LateRank(streak, (0, 1)), (20, 22, 30, 48)
+    for number in range(400):
+        ns = waits[number % 4] * MS
+        streak.add_step(number, ns, MS, p=0.01)
+        late.add_split(StepSplit(number, 200 * MS, waits={0: ns}))
+    assert late.cost_ns / 400 / MS == pytest.approx(cost_ms, rel=0.06)
+
+
 @given(st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=40), st.integers(1, 10**6))
 def test_a_trend_is_the_line_of_the_least_squares(values, first):
     """Points that were dropped leave nothing behind."""

@@ -78,7 +78,7 @@ class LateRank:
 
     def _waits(self, split: StepSplit) -> _Waits:
         waited, others = split.waits.get(self.streak.rank, 0), self._others
-        late = self.streak.late_in(split.step if split.like is None else split.like) is not None
+        late = self.streak.late_in(split.step if split.like is None else split.like)
         lead = split.leads.get(self.streak.rank, waited // others)
         return _Waits(split.step, min(waited, lead * others), late, split.total, split.like is None)
 
@@ -116,23 +116,36 @@ class LateRank:
 
     def _due_to_it(self, steps: Collection[_Waits]) -> float:
         """Returns by how much the next rank, or it, would have been last earlier without its lateness."""
-        streak, late_ns, period = self.streak, self.late_ns, self.streak.period
-        limit = self._others * late_ns
+        streak, period = self.streak, self.streak.period
         if streak.constant:
             if (line := self._growing()) is not None:
-                each = limit / max(1.0, streak.late_ns)
+                each = self._others * self.late_ns / max(1.0, streak.late_ns)
                 return sum(min(waits.ns, max(0.0, each * line.at(waits.step))) for waits in steps)
-            return self._as_usual(steps, (waits for waits in self._kept if waits.watched), max(0.0, limit))
+            return self._as_usual(steps, [waits for waits in self._kept if waits.watched])
         if period is not None:
             residue = self._residue(period)
             struck = [waits for waits in steps if waits.step % period == residue]
-            seen = (waits for waits in self._kept if waits.watched and waits.step % period == residue)
-            return self._as_usual(struck, seen, limit)
-        return (1 - streak.by_chance) * sum(min(waits.ns, limit) for waits in steps if waits.late)
+            seen = [waits for waits in self._kept if waits.watched and waits.step % period == residue]
+            return self._as_usual(struck, seen)
+        late = [waits for waits in steps if waits.late is not None]
+        return (1 - streak.by_chance) * sum(self._costs(late))
+
+    def _costs(self, steps: Collection[_Waits]) -> list[float]:
+        """Returns what the others waited for its lateness in each of these steps.
+
+        It is late by what is usual and, as far as noise does not explain how that varies, by what each step shows.
+        """
+        usual, own = self.late_ns, self.streak.own
+        each = usual / max(1.0, self.streak.late_ns)  # another figure may show it, of which this is a part
+        found = []
+        for waits in steps:
+            shown = self.streak.late_ns if waits.late is None else min(waits.late, self.streak.outlier_ns)
+            found.append(min(waits.ns, self._others * max(0.0, usual + own * (each * shown - usual))))
+        return found
 
     def _residue(self, period: int) -> int:
         """Returns which steps of a period are late."""
-        residues = Counter(waits.step % period for waits in self._kept if waits.late and waits.watched)
+        residues = Counter(waits.step % period for waits in self._kept if waits.late is not None and waits.watched)
         return residues.most_common(1)[0][0] if residues else 0
 
     def _beyond(self) -> list[_Waits]:
@@ -154,14 +167,13 @@ class LateRank:
         bare = (takewhile(lambda waits: not waits.watched, due) for due in (before, after))
         return [waits for due in bare for waits in due if waits.total > longer]
 
-    @staticmethod
-    def _as_usual(steps: Collection[_Waits], seen: Iterable[_Waits], limit: float) -> float:
+    def _as_usual(self, steps: Collection[_Waits], seen: Collection[_Waits]) -> float:
         """Returns what steps that it makes late cost: a bare one as much as the mean watched one."""
         if all(waits.watched for waits in steps):
-            return sum(min(waits.ns, limit) for waits in steps)
-        usual = [min(waits.ns, limit) for waits in seen]
-        each = fmean(usual) if usual else 0.0
-        return sum(min(waits.ns, limit) if waits.watched else each for waits in steps)
+            return sum(self._costs(steps))
+        each = fmean(self._costs(seen)) if seen else 0.0
+        watched = [waits for waits in steps if waits.watched]
+        return sum(self._costs(watched)) + each * (len(steps) - len(watched))
 
     @property
     def gain(self) -> float | None:
@@ -197,12 +209,12 @@ class LateRank:
 class _Waits(NamedTuple):
     """What others waited in a step because of it, at most: until the next rank launched (ns).
 
-    ``total`` is the step's rank-time. A bare one was split like the watched step that took most nearly as long:
-    it need not be one of the same rhythm.
+    ``late`` is by how much its rank was late, if it was; ``total`` the step's rank-time. A bare one was split like the
+    watched step that took most nearly as long: it need not be one of the same rhythm.
     """
 
     step: int
     ns: int
-    late: bool
+    late: int | None
     total: int
     watched: bool

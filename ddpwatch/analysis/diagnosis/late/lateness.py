@@ -89,6 +89,7 @@ class GroupLateness:
         typical = median(row.late[index] for row in late)
         low, now = self.residuals.late_ns, rows[-1].step
         streak = Streak(self.ranks[index], self.residuals.step_ns, 0, 0, typical, found_in=rhythm, named=now)
+        streak.noise_ns = self.residuals.noise_ns(index)
         limit = streak.limit(low)
         since = next((row.step for row in rows if row.late[index] > limit), None)
         if since is None:

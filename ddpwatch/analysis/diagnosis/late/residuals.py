@@ -177,13 +177,21 @@ class Residuals:
             size += len(known)
             count += above
             most = max(most, known[-1] if known else 0.0)
-        scale = self._scale_of.get(index)
-        if scale is None:
-            others = [scale for at, scale in enumerate(self._scales) if at != index]
-            scale = self._scale_of[index] = median(others)
+        scale = self._scale(index)
         if value > 0:  # more of them may be as late than were seen: beyond the latest, their tail is as heavy as 1 / x
             count += sqrt(count) + min(1.0, most / value)
         return min(1.0, (count + KNOWN_AS * tail(value / scale)) / (size + KNOWN_AS))
+
+    def _scale(self, index: int) -> float:
+        """Returns the standard deviation of what is new in a step of ranks like this one."""
+        scale = self._scale_of.get(index)
+        if scale is None:
+            scale = self._scale_of[index] = median([scale for at, scale in enumerate(self._scales) if at != index])
+        return scale
+
+    def noise_ns(self, index: int) -> float:
+        """Returns the standard deviation of alike ranks' residuals."""
+        return self._scale(index) / sqrt(1 - self.kept**2)
 
     def estimate(self, open_since: int | None) -> bool:
         """Works out what noise is, now and then; returns whether residuals are others now, as noise lasts."""

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from math import log
+from math import inf, log
 from operator import itemgetter
-from statistics import median
+from statistics import fmean, median
 
 from ddpwatch.analysis.diagnosis.late.bets import BETS, END, SHARES, SHIFTS, always_late, wins
 from ddpwatch.analysis.diagnosis.late.trend import Trend
@@ -46,6 +46,7 @@ class Streak:
         watched: How many watched steps there were from ``since`` to ``until``.
         open: Whether it lasts.
         named: The step in which it was found.
+        noise_ns: The standard deviation of alike ranks' deviations then.
         more: What bets in each step have won more than the best one, and since when.
         changed: Whether the rank was late before it, too, but less, or less often.
         dissolved: Whether it was found only after such a change, so that it has no steps of its own.
@@ -64,6 +65,7 @@ class Streak:
     watched: int = 0
     open: bool = True
     named: int = 0
+    noise_ns: float = inf
     changed: bool = False
     dissolved: bool = False
     pending: int = 0  # watched steps since ``until``
@@ -205,6 +207,13 @@ class Streak:
     def period(self) -> int | None:
         """Every how many steps it strikes; None if that is not regular."""
         return self._described()[3]
+
+    @property
+    def own(self) -> float:
+        """The share of how its late steps vary (their variance) that noise does not explain."""
+        late = [min(value, self.outlier_ns) for _, value, is_late in self.values if is_late]
+        spread = fmean((value - self.typical_ns) ** 2 for value in late) if late else 0.0
+        return max(0.0, 1 - self.noise_ns**2 / spread) if spread else 0.0
 
     @property
     def by_chance(self) -> float:
