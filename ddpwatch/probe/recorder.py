@@ -540,7 +540,7 @@ class StepRecorder:
         self._end_stretch()
         if self.current is not None:
             self.current.status = "aborted"
-            self._release()
+            self.release_held()
             self._hand_over(self._close(self.clock() if now is None else now))
         self._optimizer_depth = 0
         self._enter("input", self.clock())
@@ -556,7 +556,7 @@ class StepRecorder:
             self._end_stretch()
             if end is not None:
                 self._hand_over(self._close(end))
-            self._release()
+            self.release_held()
         finally:
             self.current = None
             if self.gpu is not None:
@@ -630,15 +630,15 @@ class StepRecorder:
             waits_long = not self._has_updated and record.end - held[0].start > FIRST_HELD_NS
             if self._is_without_optimizer or waits_long or len(held) > MOST_HELD:
                 self._is_without_optimizer = True
-                self._release()
+                self.release_held()
             return None
         self.steps += 1
         self.box.begin_step(self.steps, self._synced + self._unsynced)
         self._learn(record)
         return record
 
-    def _release(self) -> None:
-        """Hands over what was held back: steps that no optimizer has ended."""
+    def release_held(self) -> None:
+        """Hands over what was held back, as no optimizer ends it: as before another model's first step."""
         held, self._held = self._held, []
         for record in held:
             record.step = self.steps

@@ -215,6 +215,7 @@ class ProbeSession:
         """Starts; if that fails, nothing stays of the probe."""
         try:
             self.start(module, backend, flags, probe.timed)
+            self.recorder.release_held()
         except BaseException:
             probe.close()
             raise

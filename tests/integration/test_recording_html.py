@@ -76,7 +76,7 @@ def test_bars_carry_their_buckets_and_colours_their_names(page_file: Path, tmp_p
         assert page.evaluate(names) == ["0", "1"]
         assert (
             page.evaluate('$("runlegend").textContent')
-            == "stepexposed communicationstrip on top: errorstrip on top: warning"
+            == "stepexposed communicationstrip on top: errorstrip on top: warningstrip on top: info"
         )
         assert page.evaluate('getComputedStyle($("fit")).borderRadius') == "4px"
         assert page.problems == []

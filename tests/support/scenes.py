@@ -109,7 +109,7 @@ def two_hosts() -> list[Frame]:
 
 def many_hosts(hosts: int = 128, bad: int = 77, unseen: int | None = 101) -> list[Frame]:
     """128 hosts with eight ranks each. One host's ranks are late together; another one is not connected any more."""
-    world, steps = 8 * hosts, 14
+    world, steps = 8 * hosts, 20
     shape = Shape(world=world, steps=steps, step_ns=STEP_NS, noise=Noise("gauss", 0.01), seed=1)
     wrong = Disturbance(shape)
     late = np.zeros((steps, world), np.int64)

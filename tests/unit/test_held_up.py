@@ -147,7 +147,7 @@ def test_what_all_ranks_did_meanwhile_has_its_account(activity: str, phase: str,
     diagnosis = state_of([hello(0), hello(1), *calm, *meanwhile, *last]).diagnosis
     (found,) = [one for one in diagnosis.incidents() if one.kind == "pause"]
     assert (found.ranks, found.phase) == ((), phase)
-    assert found.severity == ("info" if phase == "validation" else "warning")
+    assert found.severity == ("warning" if phase == "data" else "info")
     accounts = {(one.name, one.phase): one.ns for one in diagnosis.lost().accounts}
     assert accounts[account, phase] >= 2 * STALL_MS * MS * 0.98  # what is longer than the longest step like it
 
