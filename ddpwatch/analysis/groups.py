@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from ddpwatch.sampling.levels import is_counted
-from ddpwatch.wire.messages import DEFAULT_GROUP, OWN_COLLECTIVES, Group, Hello, Message, Step
+from ddpwatch.wire.messages import DEFAULT_GROUP, Group, Hello, Message, Step
 
 Members = Callable[[int], "tuple[int, ...] | None"]  # of a group, in ascending order; None if they are not known
 KEEP_GROUPS = 65_536  # a job of 1,024 ranks has some thousands
@@ -127,7 +127,6 @@ class OtherCollectives:
     def __init__(self) -> None:
         self._newest: dict[int, Step] = {}
         self._counts: dict[int, list[int]] = {}  # others and steps, by group
-        self._seen: set[int] = set()  # groups in which those are seen
 
     def add_step(self, step: Step) -> None:
         """Takes one rank's next step. Pairs of successive steps count that have collectives in one group only."""
@@ -136,8 +135,6 @@ class OtherCollectives:
         if before is None or step.step != before.step + 1 or before.comm_first_seq is None:
             return
         groups = {*before.comm_group, *step.comm_group}
-        if OWN_COLLECTIVES in step.comm_module:  # they are seen, in the steps that are recorded in full
-            self._seen.update(groups or {DEFAULT_GROUP})
         if step.comm_first_seq is None or len(groups) > 1 or not is_counted(before.status):
             return
         others = step.comm_first_seq - before.comm_first_seq - len(before.comm_label)
@@ -146,6 +143,6 @@ class OtherCollectives:
         counts[1] += 1
 
     def per_step(self, group: int) -> float | None:
-        """Returns how many there were per step, on average; None if that is not known, or they are reported."""
+        """Returns how many there were per step, on average; None if that is not known."""
         others, steps = self._counts.get(group, (0, 0))
-        return others / steps if steps and group not in self._seen else None
+        return others / steps if steps else None

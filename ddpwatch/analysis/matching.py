@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddpwatch.analysis.groups import Members
 from ddpwatch.sampling.levels import is_counted
-from ddpwatch.wire.messages import DEFAULT_GROUP, OWN_COLLECTIVES, Step
+from ddpwatch.wire.messages import DEFAULT_GROUP, Step
 
 # What is held per rank while the lead's step has not come: some steps, more where they are short, fewer where long.
 FEW_STEPS, HOLD_STEPS, MOST_HELD_STEPS = 4, 64, 1024
@@ -173,16 +173,7 @@ class StepMatcher:
         """Returns the group by which the step is matched; None if the rank has not named any."""
         if step.comm_first_seq is None:
             return self._groups.get(step.rank)
-        if not step.comm_group:
-            return DEFAULT_GROUP
-        return next(
-            (
-                group
-                for group, module in zip(step.comm_group, step.comm_module, strict=True)
-                if module != OWN_COLLECTIVES
-            ),
-            step.comm_group[0],
-        )
+        return step.comm_group[0] if step.comm_group else DEFAULT_GROUP
 
     def _released(self, rank: int, at_least: int = 0) -> list[NumberedStep]:
         """Returns the rank's steps, oldest first, up to the first one that has to wait for the lead."""

@@ -320,24 +320,16 @@ def named_stretches(step: Step) -> list[tuple[str, int, int]]:
 def comm_of(step: Step) -> Intervals | None:
     """Returns C: when a bucket was in flight, or the rank waited for buffers.
 
-    None if a completion is unknown, or when the job waited for a collective that its own code issued. Beside buckets,
-    such a one is left out.
+    None if a completion is unknown, or when the job waited for a collective that its own code issued.
     """
-    if step.status != FULL and not is_timed(step.status):
+    if (step.status != FULL and not is_timed(step.status)) or None in step.comm_done:
         return None
-    buckets = list(zip(starts_of(step), step.comm_done, strict=True))
-    if OWN_COLLECTIVES in step.comm_module:
-        began = step.comm_wait_begin or [None] * len(step.comm_module)
-        buckets = [
-            (start, done if module != OWN_COLLECTIVES or at is not None else None)
-            for module, at, (start, done) in zip(step.comm_module, began, buckets, strict=True)
-        ]
-        if not all(module == OWN_COLLECTIVES for module in step.comm_module):  # of DDP's, all are known
-            buckets = [(start, done) for start, done in buckets if done is not None]
-    if any(done is None for _, done in buckets):
+    began = step.comm_wait_begin or [None] * len(step.comm_module)
+    if OWN_COLLECTIVES in step.comm_module and (OWN_COLLECTIVES, None) in zip(step.comm_module, began, strict=True):
         return None
+    buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)
     waits = buffer_waits(step)
-    return union(chain(waits, cast("Intervals", buckets)))
+    return union(chain(waits, buckets) if waits else buckets)
 
 
 def starts_of(step: Step) -> list[int]:

@@ -1,4 +1,4 @@
-"""Sees the collectives that a job issues itself, in any process group, also beside those of DDP or FSDP2.
+"""Sees the collectives that a job issues itself, in any process group.
 
 | by                                            | where               | what                                   |
 |-----------------------------------------------|---------------------|----------------------------------------|
@@ -27,12 +27,13 @@ from torch.distributed import distributed_c10d
 
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
 from ddpwatch.probe.collectives import GroupHooks, nbytes_of
+from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.groups import describe
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import GroupHook, KnownGroup, others_rest, role_of
 from ddpwatch.probe.places import Places
 from ddpwatch.probe.record import BucketRecord
-from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, CollectiveOp, Feature
+from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, CollectiveOp
 
 # Operations by the function that issues them, each with the parameter that holds all that is gathered, scattered or
 # reduced. Others call these.
@@ -80,7 +81,6 @@ HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
 }
 MAKERS: Final = ("_new_group_with_tag", "split_group")  # functions that make a group, and have said who is in it
 MOST_GROUPS: Final = 256  # that are known; what later ones do is not seen
-STILL_NS: Final = 1_000_000_000  # since the newest phase: then the job seems to stand still
 MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ever ends the step
 _HOST: Final = torch.device("cpu")  # made once: a mode of the job's would see it being made
 
@@ -98,27 +98,16 @@ class AnyCollective:
 
     Args:
         context: Gets each process group, and a layout whose buckets are the places that issue collectives.
-        add: Takes each collective.
+        log: Gets each collective.
         charge: Takes what seeing one has cost (ns).
-        beside: Whether DDP or FSDP2 issues collectives, too, which are seen otherwise.
 
     Attributes:
         on: Whether collectives are recorded now.
         complete: Whether all of the step were so far.
-        feature: What goes off after an error.
     """
 
-    in_eval = False
-
-    def __init__(
-        self,
-        context: ProbeContext,
-        add: Callable[[BucketRecord], None],
-        charge: Callable[[int], None],
-        beside: bool = False,
-    ) -> None:
-        self._context, self._add, self._charge, self._beside = context, add, charge, beside
-        self.feature: Feature = "own collectives" if beside else "collectives"
+    def __init__(self, context: ProbeContext, log: EventLog, charge: Callable[[int], None]) -> None:
+        self._context, self._log, self._charge = context, log, charge
         self.on = self.complete = False
         self._seen = 0
         self._by_hooks = False
@@ -128,7 +117,7 @@ class AnyCollective:
         self._hooks: list[GroupHook] = []
         self._in_hook = False
         self._issuing: dict[int, CodeType] = {}  # by id
-        self._places = Places(context, self._issuing, beside)
+        self._places = Places(context, self._issuing)
         self._here = _OfThread()
         self._groups: weakref.WeakKeyDictionary[Any, KnownGroup] = weakref.WeakKeyDictionary()
         self._known: list[KnownGroup] = []  # the same, for other threads; replaced, never changed
@@ -137,10 +126,8 @@ class AnyCollective:
 
     def see(self) -> None:
         """Starts to see what is issued, where that is possible."""
-        if on_gpu():
-            return
         self._by_hooks = GroupHooks.supported(dist.ProcessGroup)
-        failed = partial(self._context.guard.failed, feature=self.feature)
+        failed = partial(self._context.guard.failed, feature="collectives")
         for name in (*FUNCTIONS, *MAKERS) if can_see_events() else ():
             code = getattr(innermost(getattr(distributed_c10d, name, None)), "__code__", None)
             if code is None:
@@ -159,16 +146,9 @@ class AnyCollective:
         """Whether collectives are seen, and not only counted."""
         return self._by_hooks or bool(self._calls)
 
-    @property
-    def unseen(self) -> str:
-        """Why collectives are only counted; empty if they are seen, or there is no process group."""
-        if self.sees or not dist.is_initialized():
-            return ""
-        return "on GPUs, they are only counted" if on_gpu() else "to see them takes Python 3.12 or torch 2.14"
-
     def turn(self, on: bool) -> None:
         """Records what is issued from here on, or lets it pass."""
-        self.on = on and self.sees and self.feature not in self._context.guard.off
+        self.on = on and self.sees
         self.complete = self.on or not dist.is_initialized()
         self._seen = 0
         self._pause(not self.on)
@@ -215,9 +195,8 @@ class AnyCollective:
     def _meet(self, group: Any) -> None:
         self._met += 1
         found = describe(group, _HOST)
-        if not (self._beside and found.id in self._context.published):  # DDP and FSDP2 know more of theirs
-            found.kind = role_of(group)
-            self._context.publish(found)
+        found.kind = role_of(group)
+        self._context.publish(found)
         known = self._groups[group] = KnownGroup(group, found.id, found.backend == "gloo")
         self._known = [*(one for one in self._known if not one.has_gone), known]
         if self._by_hooks:
@@ -230,12 +209,12 @@ class AnyCollective:
     def _made(self, *_: Any) -> None:
         self.meet_groups()
 
-    def issued_in(self) -> list[tuple[int, int]]:
+    def issued_in(self, still: bool) -> list[tuple[int, int]]:
         """Returns the process groups, and how many collectives each has issued. For any thread.
 
-        They are counted now if the job seems to stand still.
+        Args:
+            still: Whether the job seems to stand still: then they are counted now.
         """
-        still = time.monotonic_ns() - self._context.recorder.since > STILL_NS
         for known in self._known if still else ():
             known.count()
         return [(known.id, known.issued) for known in self._known if known.counts]
@@ -251,7 +230,7 @@ class AnyCollective:
             self._note_issue(known, args)
         except Exception as error:
             self.on = False
-            self._context.guard.failed(error, self.feature)
+            self._context.guard.failed(error, "collectives")
         finally:
             self._in_hook = False
 
@@ -259,9 +238,9 @@ class AnyCollective:
         """Notes what a group's hook says of a collective that it is about to issue."""
         at = time.monotonic_ns()
         named = HOOKED.get(args.name.name)
-        call, _, place = (0, 0, None) if named is None or self._passes() else self._places.find()
-        if named is not None and place is not None:  # else it makes a group or a window, or DDP or FSDP2 issues it
+        if named is not None:  # else it makes a group or a window
             op, tensors = named
+            call, _, place = self._places.find()
             entry = _entry(known, op, place, sum(map(nbytes_of, getattr(args, tensors))), at)
             if call:
                 here = self._here
@@ -274,19 +253,15 @@ class AnyCollective:
         at = time.monotonic_ns()
         group = dist.group.WORLD if of_call[-1] is None else of_call[-1]
         known = self._groups.get(group) if isinstance(group, dist.ProcessGroup) else None
-        if not self.on or known is None or self._passes():
+        if not self.on or known is None:
             return
         call, calls, place = self._places.find()
-        if calls == 1 and place is not None:  # else another one calls it, or FSDP2
+        if calls == 1:  # else another one calls it
             here = self._here
             here.newest, here.call, here.known = None, call, known
             if group not in distributed_c10d._world.pg_coalesce_state:
                 here.newest = _entry(known, op, place, _nbytes(of_call[0]) if len(of_call) > 1 else 0, at)
         self._charge(time.monotonic_ns() - at)
-
-    def _passes(self) -> bool:
-        """Returns whether DDP or FSDP2 issues what is issued now."""
-        return self._beside and self._context.recorder.issuing
 
     def _end(self, *of_call: Any) -> None:
         """Notes that a function returns: without a `Work`, it has waited."""
@@ -311,7 +286,7 @@ class AnyCollective:
         known.issued += uncounted
         if count is not None and not known.to_one:
             entry.seq = count + uncounted
-        self._add(entry)
+        self._log.add_event("collective", entry.launch, entry)
         self._seen += 1
         if self._seen > MOST_IN_STEP:
             self.on = self.complete = False
@@ -322,11 +297,6 @@ def _entry(known: KnownGroup, op: CollectiveOp, place: int, nbytes: int, at: int
     entry = BucketRecord(OWN_COLLECTIVES, place, nbytes, at)
     entry.op, entry.group = op, known.id
     return entry
-
-
-def on_gpu() -> bool:
-    """Returns whether the host's stamps may say when work was enqueued, not when it was done."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _done(entry: BucketRecord) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -13,27 +12,7 @@ import torch
 import wrapt
 from torch.autograd import Variable
 
-from ddpwatch.probe.calls import SeenCalls, can_see_events
-
 on_graph_end = Variable._execution_engine.queue_callback  # only from within a backward
-
-
-def see_backwards(
-    begin: Callable[[], None], end: Callable[[], None], on_error: Callable[[Exception], None]
-) -> SeenCalls:
-    """Sees backwards. Where that takes a wrapper, it is a layer below: torch.jit and pickles know `backward`."""
-    if can_see_events():
-        place = torch.autograd, "backward"
-        return SeenCalls([place], begin=begin, end=lambda result: end(), on_error=on_error)
-    places = [(module, "_engine_run_backward") for module in (torch.autograd.graph, torch.autograd)]
-    begun, ended = partial(_of_backward, begin), partial(_of_backward, end)
-    return SeenCalls(places, begin=begun, end=ended, names=["accumulate_grad"], on_error=on_error)
-
-
-def _of_backward(call: Callable[[], None], accumulates: bool, *_: Any) -> None:
-    """Calls for a run of the engine, unless it is one of ``torch.autograd.grad``."""
-    if accumulates:
-        call()
 
 
 def add_gradient_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> None:

@@ -327,7 +327,6 @@ class FsdpProbe(GuardedProbe):
         if over or not self._recorder.collective_launch(entry):
             self._early.append(entry)
             del self._early[:-MAX_EARLY]
-        self._recorder.issuing = True
         self._recorder.charge(time.monotonic_ns() - entered)
         entry.launch = self._recorder.clock()
         return entry
@@ -337,7 +336,6 @@ class FsdpProbe(GuardedProbe):
         return found is not None and getattr(found.mesh_info, "replicate_process_group", None) is group
 
     def finished(self, entry: BucketRecord) -> None:
-        self._recorder.issuing = False
         if self._blocking:
             at = time.monotonic_ns()
             entry.wait_begin, entry.wait_end = entry.launch, at
@@ -348,14 +346,12 @@ class FsdpProbe(GuardedProbe):
             self._awaited(entry)
 
     def failed(self, entry: BucketRecord) -> None:
-        self._recorder.issuing = False
         record = self._recorder.current
         if record is not None and entry in record.buckets:
             record.buckets.remove(entry)
             self._recorder.box.done(entry.index)
 
     def follow(self, entry: BucketRecord, work: Any) -> None:
-        self._recorder.issuing = False
         if self._blocking:
             pending = work if self._host and self._by_gloo else work.get_future()
             self._completions.follow(pending, partial(self._done_callback, entry))

@@ -56,7 +56,7 @@ class Heartbeat:
         activity, since_ns = self._activity(watched, now)
         stopped = activity == NO_LONGER_WATCHED  # then the recorder stands still, and the training does not
         record = None if stopped else recorder.current
-        buckets = [] if record is None or record.untimed else record.of_wrapper()
+        buckets = [] if record is None or record.untimed else list(record.buckets)
         return Beat(
             rank=self._rank,
             at_ns=now,

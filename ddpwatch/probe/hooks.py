@@ -84,8 +84,6 @@ class DdpProbe(GuardedProbe):
         self._reduced_at: int | None = None  # what that was before the newest backward that reduced gradients
         self._will_sync = True
         self._synced_backwards = 0
-        self._is_inner = False  # whether the backward under way is one within the forward
-        self._inner_syncs = False  # whether the newest such has reduced gradients
         self._forwards: SeenForwards | None = None
         self._launched: list[BucketRecord] = []
         self._done_callback = partial(guard.run, "collectives", self._done)
@@ -120,10 +118,6 @@ class DdpProbe(GuardedProbe):
     def parameters(self) -> int:
         """Number of parameter tensors with gradients."""
         return len(self._param_columns["params"])
-
-    def is_of(self, ddp: DistributedDataParallel) -> bool:
-        """Returns whether it watches this module."""
-        return self.active and self._ddp() is ddp
 
     def issue_count(self) -> int | None:
         """Returns how many collectives the module's process group has issued, None where it does not count.
@@ -208,12 +202,11 @@ class DdpProbe(GuardedProbe):
             self.guard.run("validations", self._recorder.validation_begin, self.in_eval)
             return
         timed = self.reducer_group is not None and self.reducer_group.timed
-        syncs = module.require_backward_grad_sync or self._inner_syncs
-        if not timed and self._recorder.forward_goes_by(syncs):
+        if not timed and self._recorder.forward_goes_by(module.require_backward_grad_sync):
             return
-        self._in_backward = self._is_inner = False
+        self._in_backward = False
         if not _in_another():
-            self._recorder.forward_begin(syncs)
+            self._recorder.forward_begin(module.require_backward_grad_sync)
             if self._recorder.phase and self._host and self._forwards is not None:
                 self.guard.run("buffer waits", self._forwards.expect_buffers, module)
         if not self._recorder.phase and self.reducer_group is not None:
@@ -236,11 +229,6 @@ class DdpProbe(GuardedProbe):
     # -- backward --------------------------------------------------------------------------------------------
 
     def _backward_begin(self, gradient: torch.Tensor) -> None:
-        if self._begin_backward():
-            on_graph_end(self._compute_end_callback)
-
-    def _begin_backward(self) -> bool:
-        """Returns whether none of this module's was under way."""
         self._recorder.backward_begin()
         if not self._in_backward:
             self._in_backward = True
@@ -249,29 +237,13 @@ class DdpProbe(GuardedProbe):
             self._count_issued()
             self._observed = not (self._blind or (self._host and not self._recorder.full))
             if self.reducer_group is not None and (ddp := self._ddp()) is not None:
-                asks = self._observed or self._is_inner
-                self.reducer_group.switch(ddp, asks)  # nothing of this backward has been launched yet
+                self.reducer_group.switch(ddp, self._observed)  # nothing of this backward has been launched yet
                 pause_hook(ddp, False)
-            return True
-        return False
-
-    def begin_inner_backward(self) -> None:
-        """Starts a backward that the forward calls itself; its first launch shows that it runs."""
-        self._is_inner = True
-        self._recorder.forward_end()
-        self._begin_backward()
-        self._forward_end_ns, self._will_sync = time.monotonic_ns(), False
-
-    def end_inner_backward(self) -> None:
-        """Ends it, if it has launched nothing."""
-        if self._is_inner and self._in_backward:
-            self._recorder.backward_compute_end()
-            self._backward_end()
+            on_graph_end(self._compute_end_callback)
 
     def _compute_end(self) -> None:
         """Does all work that was put off: on the host, what comes next is waiting."""
         self._recorder.backward_compute_end()
-        self._recorder.issuing = False  # of parameters that were not used, which are no bucket
         on_graph_end(self._end_callback)
         if self._host and (self._will_sync or self._launched):
             if self._has_stats and (ddp := self._ddp()) is not None:
@@ -279,7 +251,7 @@ class DdpProbe(GuardedProbe):
             self._on_wait()
 
     def _backward_end(self) -> None:
-        inner, self._in_backward, self._is_inner = self._is_inner, False, False
+        self._in_backward = False
         launched, self._launched = self._launched, []
         record, ddp = self._recorder.current, self._ddp()
         if self._blind and launched and record is not None:  # since this backward
@@ -289,7 +261,6 @@ class DdpProbe(GuardedProbe):
         issued = self._issued, self.issue_count() if derived else None
         reduced = bool(launched) or (derived and self._will_sync and self._may_have_reduced(*issued))
         self._recorder.backward_end(reduced)
-        self._inner_syncs = inner and reduced
         if reduced:
             self._reduced_at = self._before
         if record is None or ddp is None or not reduced:
@@ -349,13 +320,9 @@ class DdpProbe(GuardedProbe):
 
         On a GPU, light steps have it as well: DDP's own ready times are the host's, which say nothing there.
         """
-        if self._is_inner and not self._will_sync:
-            self._will_sync = True
-            on_graph_end(self._compute_end_callback)
         if not self.active or (not self._recorder.full and (self._host or not self._recorder.phase)):
             self._asked = True
             return 0
-        self._recorder.issuing = True
         entered = 0 if self._host else time.monotonic_ns()
         at = self._recorder.clock()
         if entered:  # a GPU's stamp is most of what a bucket costs
@@ -365,7 +332,6 @@ class DdpProbe(GuardedProbe):
 
     def after_launch(self, index: int | None, nbytes: int, at: int, pending: Any) -> BucketRecord | None:
         """Records the bucket, and in a full step stamps it when it is done."""
-        self._recorder.issuing = False
         entered = time.monotonic_ns()
         number = len(self._launched) if index is None else index
         entry = self._recorder.bucket_launch(self._module, number, nbytes, launch=at)

@@ -23,13 +23,13 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
-from ddpwatch.probe.any_collective import AnyCollective, on_gpu
-from ddpwatch.probe.autograd import see_backwards
-from ddpwatch.probe.calls import SeenCalls, innermost
+from ddpwatch.probe.any_collective import AnyCollective
+from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
 from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.steps_of import Start, steps_of
 from ddpwatch.run.blackbox import Phase
 from ddpwatch.sampling.levels import BARE, FULL, LIGHT
@@ -37,6 +37,7 @@ from ddpwatch.sampling.schedule import BARE_PERIOD
 from ddpwatch.wire.messages import WATCHING, StepStatus
 
 MOST_CALLS: Final = 64  # of modules without gradients, before the first one with
+STILL_NS: Final = 1_000_000_000  # since the newest update or phase
 
 
 class LoopProbe:
@@ -61,7 +62,7 @@ class LoopProbe:
         self._log = EventLog()
         self._rest: list[Event] = []  # of the step under way
         self._start = Start(self._recorder.steps, time.monotonic_ns())
-        self._level: StepStatus = BARE if on_gpu() else FULL  # of the step under way
+        self._level: StepStatus = BARE if _on_gpu() else FULL  # of the step under way
         self._moved = False  # whether there was a forward or a backward since the newest update
         self._backwards = 0  # under way
         self._backward_thread = 0
@@ -73,21 +74,24 @@ class LoopProbe:
         self._updated_ns = self._start.at
         self._own_ns = 0
         self._loader: Callable[[], object] = lambda: None
-        self._seen_backwards = see_backwards(self._backward_begin, self._backward_end, self._guard.failed)
+        self._seen_backwards = self._see_backwards()
         self._first_call: SeenCalls | None = None
-        self._collectives = AnyCollective(context, self._add_collective, self._charge)
-        self._guard.run("collectives", self._collectives.see)
+        self._collectives = AnyCollective(context, self._log, self._charge)
+        if not _on_gpu():
+            self._guard.run("collectives", self._collectives.see)
         self._collectives.meet_groups()
         self._collectives.turn(self._level == FULL)
 
     def issued_in(self) -> list[tuple[int, int]]:
         """Returns the process groups, and how many collectives each has issued. For any thread."""
-        return self._collectives.issued_in()
+        return self._collectives.issued_in(still=time.monotonic_ns() - self._recorder.since > STILL_NS)
 
     @property
     def unseen(self) -> str:
-        """Why this loop's collectives are only counted; empty if they are seen."""
-        return self._collectives.unseen
+        """Why this loop's collectives are only counted; empty if they are seen, or there is no process group."""
+        if self._collectives.sees or not dist.is_initialized():
+            return ""
+        return "on GPUs, they are only counted" if _on_gpu() else "to see them takes Python 3.12 or torch 2.14"
 
     def close(self) -> None:
         """Removes the hooks."""
@@ -97,11 +101,18 @@ class LoopProbe:
         if self._first_call is not None:
             self._first_call.close()
 
-    def _add_collective(self, entry: BucketRecord) -> None:
-        self._log.add_event("collective", entry.launch, entry)
-
     def _charge(self, own_ns: int) -> None:
         self._own_ns += own_ns
+
+    def _see_backwards(self) -> SeenCalls:
+        """Sees backwards. Where that takes a wrapper, it is a layer below: torch.jit and pickles know `backward`."""
+        failed = partial(self._guard.failed, feature=WATCHING)
+        if can_see_events():
+            place = torch.autograd, "backward"
+            return SeenCalls([place], begin=self._backward_begin, end=self._backward_end, on_error=failed)
+        begin, end = partial(_of_backward, self._backward_begin), partial(_of_backward, self._backward_end)
+        places = [(module, "_engine_run_backward") for module in (torch.autograd.graph, torch.autograd)]
+        return SeenCalls(places, begin=begin, end=end, names=["accumulate_grad"], on_error=failed)
 
     # -- on the threads that train -------------------------------------------------------------------------------
 
@@ -205,7 +216,7 @@ class LoopProbe:
             sampling.follow(self._recorder.lease.budget_ppm(self._updates, at))
             light: StepStatus = LIGHT if sampling.is_light(self._updates) else FULL
             self._level = BARE if sampling.is_bare(self._updates) else light
-        if on_gpu():
+        if _on_gpu():
             self._level = BARE
         if sampling is None or sampling.needs_cpu_time(self._updates):
             cpu_ns = self._cpu_clock()
@@ -215,7 +226,7 @@ class LoopProbe:
         self._recorder.begin_update(self._updates, "" if self._level == BARE else "input", at)
         if self._level != BARE or self._updates % BARE_PERIOD == 0:
             self._collectives.meet_groups()
-        self._collectives.turn(self._level == FULL)
+        self._collectives.turn(self._level == FULL and "collectives" not in self._guard.off)
         if self._level != BARE:
             self._calls = 0
             self._wait_for_forward()
@@ -261,3 +272,14 @@ class LoopProbe:
             first = self._rest[lost]
             self._log.lost += lost
             self._rest = [Event(first.number, first.at, "lost", lost), *self._rest[lost:]]
+
+
+def _of_backward(call: Callable[[], None], accumulates: bool, *_: Any) -> None:
+    """Calls for a run of the engine, unless it is one of ``torch.autograd.grad``."""
+    if accumulates:
+        call()
+
+
+def _on_gpu() -> bool:
+    """Returns whether the host's stamps may say when work was enqueued, not when it was done."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
 from ddpwatch.common.intervals import Intervals, subtract, union
-from ddpwatch.sampling.levels import BARE, FULL, LIGHT
-from ddpwatch.wire.messages import (
-    ALL_REDUCE,
-    DEFAULT_GROUP,
-    OWN_COLLECTIVES,
-    CollectiveOp,
-    PhaseName,
-    Span,
-    Step,
-    StepStatus,
-)
+from ddpwatch.sampling.levels import BARE
+from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, CollectiveOp, PhaseName, Span, Step, StepStatus
 
 PhaseSpan = tuple[PhaseName, int, int]
 
@@ -155,10 +146,6 @@ class StepRecord:
         """Returns whether every launched bucket has its completion stamp (or never gets one)."""
         return self.resolved and (self.untimed or all(bucket.done is not None for bucket in self.buckets))
 
-    def of_wrapper(self) -> list[BucketRecord]:
-        """Returns the collectives that DDP or FSDP2 has issued."""
-        return [bucket for bucket in self.buckets if bucket.module != OWN_COLLECTIVES]
-
     @property
     def steps(self) -> int:
         """How many steps of it have not been sent: one, but for a stretch of bare steps."""
@@ -233,35 +220,12 @@ class StepRecord:
             comm_wait_begin=began if waits else [],
             comm_wait_end=ended if waits else [],
             data=None if self.data is None else [(first - start, last - start) for first, last in self.data],
-            reduced=not (buckets := self.of_wrapper()) or not all(bucket.idle for bucket in buckets),
+            reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
             clock_error_ns=self.clock_error_ns,
             own_ns=self.own_ns,
             cpu_ns=self.cpu_ns,
             dropped=dropped,
         )
-
-
-def joined(parts: Sequence[StepRecord]) -> StepRecord:
-    """Returns the one step that these are parts of. No more is known of it than of each part."""
-    first, last = parts[0], parts[-1]
-    record = StepRecord(first.step, first.start)
-    record.slot, record.end, record.epoch, record.first_seq = first.slot, last.end, last.epoch, first.first_seq
-    record.cpu_ns = 0
-    statuses = {part.status for part in parts}
-    record.status = next((status for status in ("aborted", "warmup", LIGHT) if status in statuses), FULL)
-    for part in parts:
-        record.backwards += part.backwards
-        record.reductions += part.reductions
-        record.own_ns += part.own_ns
-        record.cpu_ns = None if record.cpu_ns is None or part.cpu_ns is None else record.cpu_ns + part.cpu_ns
-        record.spans += part.spans
-        record.buckets += part.buckets
-        record.hooks += part.hooks
-        record.later += part.later
-        record.untimed = record.untimed or part.untimed
-        if part.data is not None:
-            record.data = [*(record.data or []), *part.data]
-    return record
 
 
 def without(waits: Intervals, spans: list[PhaseSpan]) -> list[PhaseSpan]:

@@ -4,8 +4,7 @@ The training thread calls it at every hook, so each method only takes a stamp an
 
 A step runs from the end of the previous step's optimizer to the end of its own. Since several optimizers may
 step one after the other, a step is closed by the *next* forward, and ends where the last optimizer ended. In a
-process that never calls an optimizer (or fuses it into the backward), a synced backward ends the step instead. That
-shows only later: what may be part of a step is held back until an optimizer steps, or none has for long.
+process that never calls an optimizer (or fuses it into the backward), a synced backward ends the step instead.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ddpwatch.probe.record import BucketRecord, StepRecord, joined
+from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.run.blackbox import BlackBox, Phase
 from ddpwatch.sampling.lease import Lease
 from ddpwatch.sampling.levels import BARE, FULL, LEVELS, LIGHT
@@ -24,9 +23,7 @@ from ddpwatch.wire.messages import PhaseName, StepStatus
 
 Clock = Callable[[], int]
 LoaderRef = Callable[[], object | None]  # a weak reference to a DataLoader's iterator
-MAX_REDUCTIONS = 64  # in one record; then every reduced backward has one, and an optimizer may join them
-FIRST_HELD_NS = 5_000_000_000  # for so long, without any optimizer's step so far, records are held back
-MOST_HELD = 1024  # records
+MAX_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
 MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest count
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
 MAX_BACKWARDS = 4096  # that have reduced nothing, in one step
@@ -75,9 +72,6 @@ class StepRecorder:
         current: The open record, or None before the first forward.
         box: The black box, kept up to date.
         epoch: Number of the bucket layout in force; the code that finds a new layout raises it.
-        see_own: Called as a step starts that is recorded in full, and after it: lets the job's own collectives be seen
-            from there on, or not. Returns whether all since the last call were.
-        issuing: Whether DDP or FSDP2 issues a collective now.
     """
 
     def __init__(
@@ -103,11 +97,6 @@ class StepRecorder:
         self.last_hook: int | None = None
         self.steps = 0
         self.epoch = 0
-        self.see_own: Callable[[bool], bool | None] = lambda full: True
-        self.issuing = False
-        self._sees_own = False
-        self._own: list[BucketRecord] = []  # since an optimizer has stepped, which may have ended the step
-        self._next: tuple[int, StepStatus] | None = None  # the next step's slot, and how much of it is recorded
         self._stretch_end = 0  # the slot, and the time, at which the open stretch of bare steps ends
         self._stretch_until = 0
         self._synced = 0  # steps that synchronised gradients
@@ -117,9 +106,7 @@ class StepRecorder:
         self._forwards = 0  # since the last backward
         self._most_forwards = MAX_FORWARDS  # in a bare step, whose backwards are not seen
         self._optimizer_end: int | None = None
-        self._optimizer_seen = False  # since the newest step that none has ended
-        self._has_updated = self._is_without_optimizer = False  # ever; as far as is known now
-        self._held: list[StepRecord] = []  # ended by synced backwards, and perhaps parts of one step
+        self._optimizer_seen = False
         self._optimizer_depth = 0
         self._synced_end: int | None = None
         self._validation: tuple[int, int] | None = None
@@ -208,14 +195,8 @@ class StepRecorder:
             self.current.slot = self._synced + self._unsynced
             self._activity_end, self._syncs = 0, False
             self._report_validation()
-            slot, level = self._next or (-1, FULL)
-            self.current.status = level if slot == self.current.slot else self._level(self.current.slot, now)
+            self.current.status = self._level(self.current.slot, now)
             self.full = self.current.status == FULL  # no call of levels here: it runs with cold caches
-            self._next, self.issuing = None, False
-            self.current.buckets += [entry for entry in self._own if entry.launch >= self.current.start]
-            self._own.clear()
-            if self.full is not self._sees_own and not self._see_own(self.full) and closed is not None:
-                closed.buckets = closed.of_wrapper()
             self._forwards = 0
             if self.current.status == BARE:
                 self._begin_stretch(self.current, now)
@@ -245,20 +226,6 @@ class StepRecorder:
         if self._optimizer_seen and self.sampling.is_bare(slot):
             return BARE
         return LIGHT if self.sampling.is_light(slot) else FULL
-
-    def _choose_next(self, record: StepRecord) -> None:
-        """Chooses how much of the next step is recorded, which starts with what the loop does after its optimizer."""
-        if self._next is not None:
-            return
-        synced = record.reductions or (record.status == BARE and self._syncs)
-        slot = self._synced + 1 if synced else self._synced + self._unsynced + 1
-        self._next = slot, self._level(slot, self._host())
-        if self._next[1] == FULL and not self._see_own(True):
-            record.buckets = record.of_wrapper()
-
-    def _see_own(self, full: bool) -> bool | None:
-        self._sees_own = full
-        return self.see_own(full)
 
     def _begin_stretch(self, record: StepRecord, now: int) -> None:
         """Lets the steps after this bare one pass until then."""
@@ -474,16 +441,6 @@ class StepRecorder:
             self.box.launch(bucket.index)
         return True
 
-    def own_collective(self, entry: BucketRecord) -> None:
-        """Notes a collective that neither DDP nor FSDP2 has issued."""
-        if self.phase == "input":
-            self._own.append(entry)
-        elif self.current is not None:
-            self.current.buckets.append(entry)
-            if self.phase == "forward" and self.sampling is not None:
-                # Where ranks wait for each other already, buckets do not say who is late, as light steps would have it
-                self.sampling.leave_out_light()
-
     def bucket_done(self, bucket: BucketRecord, at: int | None = None) -> None:
         """Notes that the bucket's result is there, now or at ``at`` (absolute ns). Safe on any thread."""
         bucket.done = self.clock() if at is None else at
@@ -510,8 +467,6 @@ class StepRecorder:
     def optimizer_begin(self) -> None:
         """Starts an optimizer step. Nested ones (a wrapper around another) count as one."""
         self._optimizer_depth += 1
-        if self.phase == "forward":  # in which everything happens
-            self._leave("forward", "between")
         if self._optimizer_depth == 1 and self.current is not None and self.phase in ("between", "input"):
             self._enter("optimizer", self.clock())
 
@@ -524,8 +479,6 @@ class StepRecorder:
             self.phase, self._optimizer_end = "input", self.clock()
             self._phase_start = self._optimizer_end
             self.box.enter("input")
-            if self._synced + 1 >= self._stretch_end:
-                self._choose_next(self.current)
             return
         if self.phase not in ("optimizer", "between"):
             return
@@ -533,14 +486,12 @@ class StepRecorder:
         self._leave("optimizer", "input")
         self._optimizer_seen = True
         self._optimizer_end = self._phase_start
-        self._choose_next(self.current)
 
     def abort(self, now: int | None = None) -> None:
         """Closes the open step, which an exception has left, as aborted, so that the next one starts clean."""
         self._end_stretch()
         if self.current is not None:
             self.current.status = "aborted"
-            self.release_held()
             self._hand_over(self._close(self.clock() if now is None else now))
         self._optimizer_depth = 0
         self._enter("input", self.clock())
@@ -556,7 +507,6 @@ class StepRecorder:
             self._end_stretch()
             if end is not None:
                 self._hand_over(self._close(end))
-            self.release_held()
         finally:
             self.current = None
             if self.gpu is not None:
@@ -596,59 +546,27 @@ class StepRecorder:
 
     def _close(self, end: int) -> StepRecord | None:
         record, self.current = self.current, None
-        held = self._held
-        updated = self._optimizer_end is not None
-        may_go_on = not updated and end == self._synced_end
         self._optimizer_end = self._synced_end = None
         self._stretch_end = 0
         if record is None:
             return None
-        may_go_on = may_go_on and record.status != "aborted"
-        if record.status == FULL and self._own:  # before another optimizer that has stepped for it
-            record.buckets += [entry for entry in self._own if entry.launch < end]
         if record.backwards > self._most_forwards // 2 and record.status != "aborted":
             self._most_forwards = 2 * record.backwards
         record.end = end if end >= record.start else record.start
         record.epoch = self.epoch
-        before, self._cpu_ns = None if record.ends else self._cpu_ns, None
-        if self.sampling is None or self.sampling.needs_cpu_time(self._synced + self._unsynced + 1):
-            self._cpu_ns = now = self._cpu_clock()
-            if before is not None and not self._activity_end:
-                record.cpu_ns = max(0, now - before)
-        if updated:
-            if held:
-                record = joined([*held, record])
-                held.clear()
-                self._synced, self._unsynced = record.slot if self._has_updated else 0, 0
-            self._has_updated, self._is_without_optimizer = True, False
         if record.reductions or (record.status == BARE and self._syncs):
             self._synced, self._unsynced = self._synced + 1, 0
         else:
             self._unsynced += 1
-        if may_go_on:
-            held.append(record)
-            waits_long = not self._has_updated and record.end - held[0].start > FIRST_HELD_NS
-            if self._is_without_optimizer or waits_long or len(held) > MOST_HELD:
-                self._is_without_optimizer = True
-                self.release_held()
-            return None
         self.steps += 1
-        self.box.begin_step(self.steps, self._synced + self._unsynced)
+        slot = self._synced + self._unsynced
+        self.box.begin_step(self.steps, slot)
+        sampling, before = self.sampling, None if record.ends else self._cpu_ns
         self._learn(record)
+        self._cpu_ns = now = self._cpu_clock() if sampling is None or sampling.needs_cpu_time(slot) else None
+        if before is not None and now is not None and not self._activity_end:
+            record.cpu_ns = max(0, now - before)
         return record
-
-    def release_held(self) -> None:
-        """Hands over what was held back, as no optimizer ends it: as before another model's first step."""
-        held, self._held = self._held, []
-        for record in held:
-            record.step = self.steps
-            self.steps += 1
-            self._learn(record)
-            self._hand_over(record)
-        if held:
-            self.box.begin_step(self.steps, self._synced + self._unsynced)
-            if self.current is not None:
-                self.current.step = self.steps
 
     def _hand_over(self, record: StepRecord | None) -> None:
         if record is None:

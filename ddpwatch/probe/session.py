@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,9 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.agent_rendezvous import JobUnwatchedError
-from ddpwatch.probe.any_collective import AnyCollective
-from ddpwatch.probe.autograd import see_backwards
-from ddpwatch.probe.calls import SeenCalls
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.cuda_calls import cuda_clock
@@ -39,7 +35,7 @@ from ddpwatch.probe.groups import backend_name
 from ddpwatch.probe.guard import CLOSING, Guard, is_the_jobs, reason_of
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hard_exit import before_hard_exit
-from ddpwatch.probe.heartbeat import Heartbeat, Watched
+from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
 from ddpwatch.probe.optimizer_steps import see_optimizer_steps
@@ -81,8 +77,6 @@ class ProbeSession:
         self._modules = self._parameters = 0
         self._gpu: torch.device | None = None
         self.loop: LoopProbe | None = None  # as long as nothing else is watched
-        self._inner: SeenCalls | None = None  # backwards, once one was in a forward
-        self._own: AnyCollective | None = None  # collectives that the job issues beside a module's
         self.queue = SendQueue()
         self.guard = Guard(self._take_failure)
         self._has_warned = False
@@ -90,7 +84,7 @@ class ProbeSession:
         self.recorder = StepRecorder(
             self.queue.add_step, cpu_clock=self.queue.job_cpu_ns, on_validation=self._mark_validation
         )
-        heartbeat = Heartbeat(self.rank, self.recorder, self._reporting, self._doing)
+        heartbeat = Heartbeat(self.rank, self.recorder, lambda: list(self._probes), self._doing)
         self.sender = Sender(self.rank, self.queue, self.recorder, self._rendezvous, self.guard, heartbeat)
         self._gave_up_ns = 0  # when an error of ddpwatch's ended the watching
         self._started = False
@@ -149,24 +143,7 @@ class ProbeSession:
         self._modules += 1
         self._parameters += probe.parameters
         self._probes.add(probe)
-        if self._own is None and dist.is_initialized():
-            self._own = AnyCollective(self._context(), self.recorder.own_collective, self.recorder.charge, beside=True)
-            self._undo.append(self._own.close)
-            self.guard.run(self._own.feature, self._own.see)
-            self.recorder.see_own = partial(self.guard.run, self._own.feature, self._see_own, self._own)
         return probe
-
-    @staticmethod
-    def _see_own(own: AnyCollective, full: bool) -> bool:
-        complete = own.complete
-        if full:
-            own.meet_groups()
-        own.turn(full)
-        return complete
-
-    def _reporting(self) -> list[Watched]:
-        """Returns what heartbeats tell about: of the same process group, a module's probe comes last, and counts."""
-        return [*filter(None, [self._own]), *self._probes]
 
     def _add_sharded(self, model: FSDPModule) -> FsdpProbe:
         from ddpwatch.probe.fsdp import FsdpProbe, backend_of, device_of, fsdp_flags
@@ -205,9 +182,7 @@ class ProbeSession:
     def _context(self) -> ProbeContext:
         queue = self.queue
         numbers = self._modules, self._parameters
-        return ProbeContext(
-            self.recorder, self.guard, queue.post, queue.wake_if_due, *numbers, self._completions, queue.groups
-        )
+        return ProbeContext(self.recorder, self.guard, queue.post, queue.wake_if_due, *numbers, self._completions)
 
     def _start_with(
         self, probe: DdpProbe | FsdpProbe | LoopProbe, module: torch.nn.Module, backend: str, flags: Flags
@@ -215,7 +190,6 @@ class ProbeSession:
         """Starts; if that fails, nothing stays of the probe."""
         try:
             self.start(module, backend, flags, probe.timed)
-            self.recorder.release_held()
         except BaseException:
             probe.close()
             raise
@@ -289,37 +263,11 @@ class ProbeSession:
                 self.loop.optimizer_begin(optimizer)
                 return
             entered = time.monotonic_ns()
-            if self.recorder.phase == "forward" and self._inner is None:
-                self._see_inner_backwards()
             self.recorder.optimizer_begin()
             self.recorder.charge(time.monotonic_ns() - entered)
 
-    def _see_inner_backwards(self) -> None:
-        """Sees from now on the backwards that a forward calls itself, as with Lightning's manual optimization."""
-        self._inner = see_backwards(self._inner_backward_begin, self._inner_backward_end, self.guard.failed)
-        self._undo.append(self._inner.close)
-        self.recorder.warm_up()  # this one's was not seen
-
-    def _inner_backward_begin(self) -> None:
-        if (probe := self._in_forward()) is not None:
-            probe.begin_inner_backward()
-
-    def _inner_backward_end(self) -> None:
-        if (probe := self._in_forward()) is not None:
-            probe.end_inner_backward()
-
-    def _in_forward(self) -> DdpProbe | None:
-        """Returns the probe of the module whose forward is under way, if the step is watched."""
-        inside = DistributedDataParallel._active_ddp_module
-        if inside is None or not self.active or not self.recorder.phase:
-            return None
-        found = (probe for probe in self._probes if isinstance(probe, DdpProbe) and probe.is_of(inside))
-        return next(found, None)
-
     def _optimizer_end(self, optimizer: Any) -> None:
         if self.active:
-            if (thread := threading.get_ident()) != self._activity.thread:
-                self._activity.thread = self.sender.stacks.thread = thread
             if self.loop is not None:
                 self.loop.optimizer_end(optimizer)
                 return

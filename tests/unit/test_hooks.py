@@ -164,7 +164,6 @@ def test_a_job_whose_optimizer_stops_for_good_goes_on_in_steps(monkeypatch: pyte
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # no naps
     watched = Watched()
     watched.train(1)
-    monkeypatch.setattr(recorder_module, "MOST_HELD", MAX_REDUCTIONS // 2)
     for _ in range(2 * MAX_REDUCTIONS):
         watched.ddp(torch.ones(2, 8)).mean().backward()
     assert watched.recorder.current is not None
@@ -357,7 +356,7 @@ def test_next_to_nothing_runs_in_a_stretch_of_bare_steps(monkeypatch: pytest.Mon
     seen = {number: calls_of(step) for number in range(60)}
     recorder.finish()
     assert watched.errors == []
-    quiet = [number for number, names in seen.items() if not {"forward_begin", "_choose_next"} & {*names}]
+    quiet = [number for number, names in seen.items() if "forward_begin" not in names]
     assert len(quiet) >= 40
     assert all(len(seen[number]) <= 8 for number in quiet)
     steps = [message for record in watched.records for message in record.messages(0, 0)]

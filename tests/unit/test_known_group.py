@@ -16,6 +16,7 @@ from ddpwatch.probe import any_collective
 from ddpwatch.probe.any_collective import AnyCollective
 from ddpwatch.probe.collectives import in_groups
 from ddpwatch.probe.completion import Completions
+from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import GroupHook, _rests
@@ -70,7 +71,7 @@ def test_hooks_are_there_while_collectives_are_recorded(monkeypatch: pytest.Monk
     rest = [True]
     monkeypatch.setattr(any_collective, "others_rest", lambda: rest[0])
     context = ProbeContext(StepRecorder(lambda record: None), Guard(lambda *_: None), lambda message: None)
-    seeing, group = AnyCollective(context, lambda entry: None, lambda own_ns: None), HookedGroup()
+    seeing, group = AnyCollective(context, EventLog(), lambda own_ns: None), HookedGroup()
     seeing._by_hooks = True
     seeing._meet(group)
     assert not group.hooks
@@ -95,14 +96,12 @@ def test_hooks_are_there_while_collectives_are_recorded(monkeypatch: pytest.Monk
 
 def test_what_a_job_that_stands_still_has_issued_is_counted_anew() -> None:
     """In bare steps nothing is noted, and a hang shows by who has issued less."""
-    recorder = StepRecorder(lambda record: None)
-    context = ProbeContext(recorder, Guard(lambda *_: None), lambda message: None)
-    seeing, group = AnyCollective(context, lambda entry: None, lambda own_ns: None), HookedGroup()
+    context = ProbeContext(StepRecorder(lambda record: None), Guard(lambda *_: None), lambda message: None)
+    seeing, group = AnyCollective(context, EventLog(), lambda own_ns: None), HookedGroup()
     seeing._meet(group)
     group.issued = 7
-    assert [count for _, count in seeing.issued_in()] == [0]
-    recorder.begin_phase("forward", recorder.since - any_collective.STILL_NS)
-    assert [count for _, count in seeing.issued_in()] == [7]
+    assert [count for _, count in seeing.issued_in(still=False)] == [0]
+    assert [count for _, count in seeing.issued_in(still=True)] == [7]
 
 
 @contextmanager

@@ -24,8 +24,5 @@ RANKS = {
     "accumulates_and_skips": 2,
     "fused_into_the_backward": 2,
     "lbfgs": 2,
-    "micro_batches_that_all_reduce": 2,
-    "update_inside_the_forward": 2,
-    "in_a_thread": 2,
     "alone": 1,
 }
