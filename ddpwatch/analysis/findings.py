@@ -112,9 +112,10 @@ def _missing_ranks(report: Report) -> list[Finding]:
         return []
     names, many = spans(missing, NAMED_RANKS, ", "), len(missing) > 1
     whose = f"{len(missing)} of {world_size} ranks ({names})" if many else f"rank {names}"
-    text = f"the recording of {whose} is missing: every rank records into its own file, and it is not here"
     if files is None:
         text = f"the collector never heard of {whose}, so the recording says nothing of {'them' if many else 'it'}"
+    else:
+        text = f"the recording of {whose} is missing: every rank records into its own file, and it is not here"
     return [_finding("missing_ranks", "warning", text, ranks=missing[:NAMED_RANKS], count=len(missing))]
 
 

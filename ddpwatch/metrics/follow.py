@@ -13,10 +13,10 @@ from ddpwatch.metrics.otlp import pushing
 from ddpwatch.metrics.prometheus import listening
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
+from ddpwatch.viewer.follow import follow_run
+from ddpwatch.viewer.live_source import LiveSource, Source
 from ddpwatch.viewer.state import RunState
 
-EVERY_S = 1.0  # between two readings; a scrape in between gets the older one
 LOOK_S = 0.5  # between two looks for a run
 
 
@@ -60,21 +60,14 @@ def follow_all(board: Board, open_source: Callable[[str], Source] = LiveSource) 
 
 def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = LiveSource) -> None:
     """Puts a run's figures on the board until it ends, or its collector is gone."""
-    source, state, meter = open_source(endpoint), RunState(), Meter()
-    heard, read = time.monotonic(), 0.0
-    try:
-        while state.end is None and (time.monotonic() - heard < SILENCE_S or may_go_on(source, endpoint)):
-            for message, envelope in source.read(0.2):
-                state.apply_message(message, envelope.received_ns, envelope.frame)
-                heard = time.monotonic()
-            if source.over:
-                _narrate(source.trouble)
-                break
-            if state.frames and time.monotonic() - read >= EVERY_S:
-                board.run_id, board.values, read = state.run_id, meter.read(state), time.monotonic()
-    finally:
-        source.close()
-    board.run_id, board.values = state.run_id, meter.read(state)
+    source, meter = open_source(endpoint), Meter()
+
+    def read(state: RunState) -> None:
+        board.run_id, board.values = state.run_id, meter.read(state)
+
+    follow_run(source, endpoint, read)
+    if source.over:
+        _narrate(source.trouble)
 
 
 def _next_run(seen: set[str]) -> RunInfo:

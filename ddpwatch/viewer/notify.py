@@ -18,16 +18,15 @@ from queue import Full, Queue
 
 import msgspec
 
-from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, incident_row
 from ddpwatch.analysis.diagnosis.words.incident_news import ABSENT_NS, IncidentNews, News
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, may_go_on
+from ddpwatch.viewer.follow import LOOK_S, follow_run
+from ddpwatch.viewer.live_source import SILENCE_S, LiveSource
 from ddpwatch.viewer.state import RunState
 
-LOOK_S = 1.0  # between two looks at a run's incidents
 FIND_S = 0.3  # between two looks for runs
 END_S = 3.0  # for a run's last frames, once whoever shows it has ended
 CALL_S = 60.0  # for one call of a command; then it is killed
@@ -47,7 +46,7 @@ class RunNames(msgspec.Struct):
 
 
 class Alert(msgspec.Struct):
-    """What a command gets on stdin, as JSON.
+    """News of an incident, as a command gets it on stdin in JSON.
 
     Attributes:
         event: ``started``, ``again``, ``worse``, ``ended``, or ``over`` if it was found when it was over.
@@ -65,9 +64,9 @@ Target = tuple[str, RunInfo | None]  # an endpoint, and what is known of its run
 
 
 def run_command(command: str, limit_s: float = CALL_S) -> Call:
-    """Returns what runs a shell command with an event on its stdin. Its output goes nowhere."""
+    """Returns what runs a shell command with an alert on its stdin. Its output goes nowhere."""
 
-    def call(event: Alert) -> str:
+    def call(alert: Alert) -> str:
         process = subprocess.Popen(
             command,
             shell=True,
@@ -77,7 +76,7 @@ def run_command(command: str, limit_s: float = CALL_S) -> Call:
             start_new_session=True,
         )
         try:
-            process.communicate(msgspec.json.encode(event) + b"\n", limit_s)
+            process.communicate(msgspec.json.encode(alert) + b"\n", limit_s)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -89,7 +88,7 @@ def run_command(command: str, limit_s: float = CALL_S) -> Call:
 
 
 def post_to(url: str) -> Call:
-    """Returns what posts an event to a webhook, as chat servers such as Slack and Mattermost take it.
+    """Returns what posts an alert to a webhook, as chat servers such as Slack and Mattermost take it.
 
     Raises:
         UsageError: It is no web address.
@@ -97,8 +96,8 @@ def post_to(url: str) -> Call:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--notify: no web address: {clean(url)}", "it starts with https://")
 
-    def call(event: Alert) -> str:
-        body = msgspec.json.encode({"text": f"ddpwatch, {event.run.id}: {event.text}"})
+    def call(alert: Alert) -> str:
+        body = msgspec.json.encode({"text": f"ddpwatch, {alert.run.id}: {alert.text}"})
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         try:
             urllib.request.urlopen(request, timeout=ANSWER_S).close()
@@ -113,47 +112,47 @@ class Notifier:
     """Makes one call after the other on a thread of its own.
 
     Args:
-        calls: What each event is passed to.
+        calls: What each alert is passed to.
         say: Gets a line when a call fails for the first time, and at the end if events were left out.
-        gap_s: Least time between two events.
+        gap_s: Least time between two alerts.
     """
 
     def __init__(self, calls: Sequence[Call], say: Callable[[str], object], gap_s: float = GAP_S) -> None:
         self._calls = calls
         self._say = say
         self._gap_s = gap_s
-        self._events: Queue[Alert | None] = Queue(WAITING)
+        self._alerts: Queue[Alert | None] = Queue(WAITING)
         self._left_out = 0
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="ddpwatch-notify", daemon=True)
         self._thread.start()
 
-    def add_event(self, event: Alert) -> None:
-        """Passes an event on, later. Never waits."""
+    def add_alert(self, alert: Alert) -> None:
+        """Passes an alert on, later. Never waits."""
         try:
-            self._events.put_nowait(event)
+            self._alerts.put_nowait(alert)
         except Full:
             self._left_out += 1
 
     def close(self, patience_s: float = CALL_S) -> None:
         """Waits for the calls that are due."""
         with contextlib.suppress(Full):
-            self._events.put(None, timeout=patience_s)
+            self._alerts.put(None, timeout=patience_s)
         self._thread.join(patience_s)
-        if left := self._left_out + self._events.qsize():
+        if left := self._left_out + self._alerts.qsize():
             self._say(f"{left} events of incidents were not passed on: too many at once")
 
     def _run(self) -> None:
-        while (event := self._events.get()) is not None:
+        while (alert := self._alerts.get()) is not None:
             for call in self._calls:
                 try:
-                    wrong = call(event)
+                    wrong = call(alert)
                 except Exception as error:  # no process, no memory: the next one may work
                     wrong = clean(f"--on-incident: {error}")
                 if wrong and wrong not in self._said:
                     self._said.add(wrong)
                     self._say(f"{wrong}; that is said once")
-            if self._events.empty() or self._events.queue[0] is not None:  # a close does not wait for the gap
+            if self._alerts.empty() or self._alerts.queue[0] is not None:  # a close does not wait for the gap
                 time.sleep(self._gap_s)
 
 
@@ -164,13 +163,10 @@ def notifying(
     """Follows runs for as long as the block lasts, and passes their incidents on.
 
     Args:
-        calls: What is done with each event; without any, nothing is followed.
+        calls: What is done with each alert.
         targets: The runs of now; each is followed once, one after the other.
         say: See `Notifier`.
     """
-    if not calls:
-        yield
-        return
     notifier, over = Notifier(calls, say), threading.Event()
     follower = threading.Thread(target=_follow_all, args=(targets, notifier, over), name="ddpwatch-follow", daemon=True)
     follower.start()
@@ -197,38 +193,25 @@ def _follow_all(targets: Callable[[], Sequence[Target]], notifier: Notifier, ove
 
 
 def _follow(endpoint: str, info: RunInfo | None, notifier: Notifier, over: threading.Event) -> None:
-    source, state, news = LiveSource(endpoint), RunState(), IncidentNews()
-    heard = looked = time.monotonic()
-    over_s: float | None = None
+    news, over_s = IncidentNews(), list[float]()
 
-    def look(incidents: Sequence[Incident], at_ns: int) -> None:
-        for item in news.take_incidents(incidents, at_ns):
-            if item.incident.severity != "info":
-                notifier.add_event(event_of(item, state, info))
-
-    try:
-        while state.end is None and not source.over:
-            now = time.monotonic()
-            if now - heard > SILENCE_S and not may_go_on(source, endpoint):
-                break
-            if over.is_set():
-                over_s = over_s or now
-                if now - over_s > END_S:
-                    break
-            for message, envelope in source.read(0.2):
-                state.apply_message(message, envelope.received_ns, envelope.frame)
-                heard = time.monotonic()
-            if state.frames and time.monotonic() - looked >= LOOK_S:
-                look(state.diagnosis.incidents(), state.now_ns)
-                looked = time.monotonic()
-        look(state.diagnosis.incidents(), state.now_ns)
+    def look(state: RunState) -> None:
+        found = news.take_incidents(state.diagnosis.incidents(), state.now_ns)
         if state.end is not None:  # and with it what lasted to the end
-            look([], state.now_ns + ABSENT_NS)
-    finally:
-        source.close()
+            found += news.take_incidents([], state.now_ns + ABSENT_NS)
+        for item in found:
+            if item.incident.severity != "info":
+                notifier.add_alert(alert_of(item, state, info))
+
+    def goes_on() -> bool:
+        if over.is_set() and not over_s:
+            over_s.append(time.monotonic())
+        return not over_s or time.monotonic() - over_s[0] <= END_S
+
+    follow_run(LiveSource(endpoint), endpoint, look, goes_on, first_look_s=LOOK_S)
 
 
-def event_of(news: News, state: RunState, info: RunInfo | None) -> Alert:
+def alert_of(news: News, state: RunState, info: RunInfo | None) -> Alert:
     """Returns what is passed on of a run's news."""
     hello = next((rank.hello for rank in state.ranks.values() if rank.hello is not None), None)
     status, incident = state.status, news.incident

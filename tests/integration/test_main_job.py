@@ -107,7 +107,7 @@ def messages_of(file: Path, kind: type) -> list:
 
 
 def knows_restarts(file: Path) -> bool:
-    """Whether a status is on the disk."""
+    """Returns whether the recording has a status."""
     try:
         return bool(messages_of(file, Status))
     except DdpwatchError:  # nothing is

@@ -253,7 +253,7 @@ def test_gradients_that_are_not_reduced_are_said() -> None:
 
 
 def test_a_rank_that_the_collector_never_heard_of_is_named(tmp_path: Path) -> None:
-    """As one that ended before it found the collector."""
+    """A rank may end before it finds the collector."""
     heard = ((message, received) for message, received in run_of(ranks=3) if getattr(message, "rank", 0) != 1)
     report = report_of(record(tmp_path / "run.mcap", heard))
     (missing,) = [finding for finding in findings(report) if finding.kind == "missing_ranks"]

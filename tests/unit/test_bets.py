@@ -44,7 +44,7 @@ def test_no_bet_wins_by_chance_on_average() -> None:
 
 @pytest.mark.parametrize("least", [30, 100, 300])
 def test_chance_reaches_a_capital_in_fewer_than_one_of_so_many_steps(least: float) -> None:
-    """Each time, all starts anew, so that it is not the same stretch of luck."""
+    """Each time, it starts from nothing, so that no stretch of luck counts twice."""
     dice, bets, reached, steps = random.Random(least), Bets(), 0, 20_000
     for step in range(steps):
         bets.add_step(step, dice.random())
@@ -145,7 +145,7 @@ def test_it_is_named_while_it_is_late_and_only_then(world: int) -> None:
 
 
 def test_a_fault_that_moves_on_after_thirty_steps() -> None:
-    """Of two ranks, what the one loses the other seems to gain."""
+    """It moves to the other rank, which is as early before that as this one is late."""
     found = named(lambda step, dice: 10.0 * (60 <= step < 90) - 10.0 * (90 <= step < 120), 160, world=2)
     assert [(streak.rank, pytest.approx(streak.since, abs=2)) for _, streak in found] == [(1, 60), (0, 90)]
 

@@ -16,7 +16,7 @@ import pytest
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News
 from ddpwatch.errors import UsageError
 from ddpwatch.viewer import notify
-from ddpwatch.viewer.notify import WAITING, Alert, Notifier, event_of, notifying, post_to, run_command
+from ddpwatch.viewer.notify import WAITING, Alert, Notifier, alert_of, notifying, post_to, run_command
 from tests.support.dashboards import FakeSource
 from tests.support.frames import RUN, bye, run, state_of
 from tests.unit.test_incident_news import WORSE
@@ -25,7 +25,7 @@ STATE = state_of([*run(40, late_rank=1)])
 
 
 def event(what: str = "started") -> Alert:
-    return event_of(News(WORSE, what), STATE, None)  # type: ignore[arg-type]
+    return alert_of(News(WORSE, what), STATE, None)  # type: ignore[arg-type]
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -55,7 +55,7 @@ def test_one_that_fails_is_said_once_and_goes_on(tmp_path: Path) -> None:
     said: list[str] = []
     notifier = Notifier([run_command(f"cat >> {tmp_path}/out; exit 3")], said.append, gap_s=0)
     for what in ("started", "worse", "ended"):
-        notifier.add_event(event(what))
+        notifier.add_alert(event(what))
     notifier.close()
     assert [one["event"] for one in lines(tmp_path / "out")] == ["started", "worse", "ended"]
     assert said == ["--on-incident: the command ended with 3; that is said once"]
@@ -80,10 +80,10 @@ def test_events_never_wait_and_are_counted_if_they_are_too_many() -> None:
         return ""
 
     notifier = Notifier([held], said.append, gap_s=0)
-    notifier.add_event(event())
+    notifier.add_alert(event())
     begun.wait()
     for _ in range(WAITING + 5):
-        notifier.add_event(event())
+        notifier.add_alert(event())
     go_on.set()
     notifier.close()
     assert said == ["5 events of incidents were not passed on: too many at once"]

@@ -221,7 +221,7 @@ class Diagnosis:
                 if 2 * late.mean_in(streak) >= streak.typical_ns:
                     yield watch, self._late_rank(watch, streak)
                 else:
-                    self._groups[watch].set_aside(streak)
+                    self._groups[watch].dismiss(streak)
 
     def _lateness(self, watch: _Watch, ranks: tuple[int, ...]) -> GroupLateness:
         found = self._groups.get(watch)

@@ -80,7 +80,7 @@ def onset(steps: Sequence[int], chances: Sequence[float], rhythm: tuple[int, int
 
 
 class Bets:
-    """What all bets on one rank have won."""
+    """All bets on one rank, and what they have won."""
 
     __slots__ = ("_capital", "_rhythms")
 

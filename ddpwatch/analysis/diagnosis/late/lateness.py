@@ -158,12 +158,8 @@ class GroupLateness:
         found = [row.late[index] for row in steps if late is None or row.step in late]
         return median(found) if found else 0.0
 
-    def set_aside(self, streak: Streak) -> None:
-        """Drops a streak that makes nobody late, as far as is known: later steps may show that it does."""
-        self._end(streak, streak.until)
-
     def dismiss(self, streak: Streak) -> None:
-        """Forgets a streak that another figure shows better."""
+        """Drops a streak that another figure shows better, or that makes nobody late, so far."""
         self._end(streak, streak.until)
 
     def release(self, rank: int, until: int) -> None:

@@ -1,4 +1,4 @@
-"""What alike ranks' residuals look like: how much later than the median a rank is, and how unlikely that is of it."""
+"""Residuals of alike ranks: how much later than the median each is, and how unlikely that is of it."""
 
 from __future__ import annotations
 
@@ -117,9 +117,7 @@ class Residuals:
             self.step_ns = median(self._durations)
             self.late_ns = max(LATE_NS, LATE_SHARE * self.step_ns)
         kept = self.kept
-        self.new = (
-            [value - kept * before for value, before in zip(measured, self._before, strict=True)] if kept else measured
-        )
+        self.new = _whitened(measured, self._before, kept) if kept else measured
         self._before = measured
         return row
 
@@ -231,14 +229,17 @@ class Residuals:
         """Works out again what was new in the steps that show noise."""
         new: dict[int, Sequence[float]] = {}
         for before, row in pairwise(self.rows):
-            new[row.step] = [
-                value - self.kept * old
-                for value, old in zip(row.measured[: self._compared], before.measured[: self._compared], strict=True)
-            ]
+            measured, old = row.measured[: self._compared], before.measured[: self._compared]
+            new[row.step] = _whitened(measured, old, self.kept)
         for at, noise in enumerate(self._noise):
             kept = [(step, new[step][at]) for step, _ in noise if step in new]
             noise.clear()
             noise.extend(kept)
+
+
+def _whitened(measured: Sequence[int], before: Sequence[float], kept: float) -> list[float]:
+    """Returns what is new in a step, of which noise keeps a share of the step before."""
+    return [value - kept * old for value, old in zip(measured, before, strict=True)]
 
 
 def correlation(values: Sequence[float]) -> float:

@@ -23,16 +23,7 @@ class Buffers:
 
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""
-        return [
-            spell.incident(
-                "buffers",
-                "warning" if spell.share >= COSTLY_SHARE else "info",
-                buffers_sentence(spell.share, is_open),
-                "exposed_comm",
-                is_open,
-            )
-            for spell, is_open in self._share.spells()
-        ]
+        return self._share.incidents("buffers", "exposed_comm", COSTLY_SHARE, buffers_sentence)
 
 
 def buffers_sentence(share: float, is_open: bool) -> str:

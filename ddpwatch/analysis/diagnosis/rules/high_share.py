@@ -112,6 +112,23 @@ class HighShare:
                 kept.clear()
         return None
 
+    def incidents(
+        self, kind: Kind, phase: str, warning_share: float, sentence: Callable[[float, bool], str]
+    ) -> list[Incident]:
+        """Returns what lasts, and what is over.
+
+        Args:
+            kind: Of all of them.
+            phase: Theirs.
+            warning_share: From which share of a step on one is a warning.
+            sentence: Says it, of a share of a step, and of whether it lasts.
+        """
+        found = []
+        for spell, is_open in self.spells():
+            severity: Severity = "warning" if spell.share >= warning_share else "info"
+            found.append(spell.incident(kind, severity, sentence(spell.share, is_open), phase, is_open))
+        return found
+
     def spells(self, is_explained: Callable[[int, bool], bool] | None = None) -> Iterator[tuple[Spell, bool]]:
         """Yields spells, and whether they last.
 

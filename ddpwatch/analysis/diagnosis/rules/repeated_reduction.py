@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
@@ -47,13 +48,9 @@ class RepeatedReduction:
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""
         turns = max((turns for turns, *_ in self._newest), default=1)
-        found = []
-        for spell, is_open in self._share.spells():
-            severity: Severity = "warning" if spell.share >= COSTLY_SHARE else "info"
-            message = repeated_sentence(turns, spell.share, is_open)
-            incident = spell.incident("repeated_reduction", severity, message, "exposed_comm", is_open)
-            found.append(replace(incident, evidence=incident.evidence | Evidence(reductions=turns)))
-        return found
+        sentence, evidence = partial(repeated_sentence, turns), Evidence(reductions=turns)
+        found = self._share.incidents("repeated_reduction", "exposed_comm", COSTLY_SHARE, sentence)
+        return [replace(incident, evidence=incident.evidence | evidence) for incident in found]
 
 
 def repeated_sentence(turns: int, share: float, is_open: bool) -> str:

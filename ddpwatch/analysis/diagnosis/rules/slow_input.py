@@ -22,16 +22,7 @@ class SlowInput:
 
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""
-        return [
-            spell.incident(
-                "slow_input",
-                "warning" if spell.share >= INPUT_SHARE else "info",
-                input_sentence(spell.share, is_open),
-                "data",
-                is_open,
-            )
-            for spell, is_open in self._share.spells()
-        ]
+        return self._share.incidents("slow_input", "data", INPUT_SHARE, input_sentence)
 
 
 def input_sentence(share: float, is_open: bool) -> str:
