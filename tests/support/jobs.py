@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TypeVar
 
+import msgspec
 import psutil
 import pytest
 
@@ -29,7 +30,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 DDPWATCH = [sys.executable, "-c", "from ddpwatch.cli import main; main()"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
 PATIENCE_S = 240.0
-CLOSING_S = 3.0  # for the end of a recording, which comes after that of the job; a collector with viewers goes on
+CLOSING_S = 30.0  # for the end of a recording, which comes after that of the job
 JOB = "DDPWATCH_TEST_JOB"  # in a job's environment, and so in its collectors'
 PROBE_IMPORTS = ("ddpwatch.probe.session", "trainer.cli")  # what most jobs preload
 SMALL_GPT = ("--model", "gpt:width=64,layers=2,heads=2", "--bucket-cap-mb", "0.1")  # a step takes some milliseconds
@@ -71,9 +72,11 @@ class Job:
         self.kill_everything()
 
     def wait(self) -> int:
-        """Waits for the end, and a little for the collector to close a recording; the exit code."""
+        """Waits for the end, and for the collectors to close their recordings; the exit code."""
         code = self.process.wait(PATIENCE_S)
-        psutil.wait_procs(collectors_of(self._name), timeout=CLOSING_S)
+        deadline = time.monotonic() + CLOSING_S
+        while not all(map(has_closed_its_recording, collectors_of(self._name))) and time.monotonic() < deadline:
+            time.sleep(0.02)
         return code
 
     def output(self) -> str:
@@ -128,6 +131,16 @@ def collectors_of(job: str) -> list[psutil.Process]:
             if is_collector(process) and process.environ().get(JOB) == job:
                 found.append(process)
     return found
+
+
+def has_closed_its_recording(collector: psutil.Process) -> bool:
+    """Whether the collector says that the run has ended, or is gone: it goes on a little for viewers."""
+    with contextlib.suppress(OSError, LookupError, psutil.Error, msgspec.DecodeError):  # not yet, or not any more
+        words = collector.cmdline()
+        run_id = words[words.index("--run-id") + 1]
+        info = Path(collector.environ()["DDPWATCH_DIR"], f"{run_id}.json").read_bytes()
+        return msgspec.json.decode(info, type=rundir.RunInfo).ended
+    return not collector.is_running()
 
 
 def is_collector(process: psutil.Process) -> bool:
