@@ -30,12 +30,14 @@ def number(value: float | None, digits: int = 1, unit: str = "") -> str:
 
 
 def three_digits(value: float | None) -> str:
-    """Returns three significant digits, never an exponent; a dash for None."""
+    """Returns three significant digits, at most four decimals, never an exponent; a dash for None."""
     if value is None:
         return UNKNOWN
     if abs(value) >= 99.95:
         return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 9.995 or value == 0 else f"{value:.2f}"
+    if abs(value) >= 9.995 or value == 0:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.0995 else f"{value:.4f}"
 
 
 def ms(ns: float | None) -> str:

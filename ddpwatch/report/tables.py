@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.words.account_names import phase_name
 from ddpwatch.analysis.figures import CollectiveFigures, RankFigures, Report
 from ddpwatch.analysis.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
-from ddpwatch.common.text import UNKNOWN, adding_up, number, one_of, percent, size
+from ddpwatch.common.text import UNKNOWN, adding_up, number, one_of, percent, size, three_digits
 
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], str]]
@@ -55,7 +55,7 @@ COLLECTIVE_COLUMNS: Columns[CollectiveFigures] = {
     "wait ms": lambda row: number(row.wait_ms_p50),
     "transfer ms": lambda row: number(row.transfer_ms_p50),
     "exposed ms": lambda row: number(row.exposed_ms_p50),
-    "busbw GB/s": lambda row: number(row.busbw_gbps_p50, 2),
+    "busbw GB/s": lambda row: three_digits(row.busbw_gbps_p50),
     "last": lambda row: _last(row),
 }
 _IN_STEP = frozenset({"ready ms", "launch ms", "done ms", "params"})  # of one collective that each step has once

@@ -135,7 +135,7 @@ def collectors_of(job: str) -> list[psutil.Process]:
 
 def has_closed_its_recording(collector: psutil.Process) -> bool:
     """Whether the collector says that the run has ended, or is gone: it goes on a little for viewers."""
-    with contextlib.suppress(OSError, LookupError, psutil.Error, msgspec.DecodeError):  # not yet, or not any more
+    with contextlib.suppress(OSError, LookupError, ValueError, psutil.Error):  # not yet, or not any more
         words = collector.cmdline()
         run_id = words[words.index("--run-id") + 1]
         info = Path(collector.environ()["DDPWATCH_DIR"], f"{run_id}.json").read_bytes()

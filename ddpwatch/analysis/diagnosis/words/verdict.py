@@ -19,7 +19,7 @@ from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
-NOTHING = "nothing stands out"
+NOTHING, NONE_OPEN = "nothing stands out", "no incident is ongoing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,9 @@ def verdict(
         found = _without_steps(ranks, forwards, end)
     else:
         found = _healthy(summary, incidents, ranks, world_size, issued)
-        if found.severity == "ok" and lost is not None and lost.costly:
-            text = f"{lost_text(lost, of='the run')}; no incident is ongoing{_past(incidents)}"
+        if (found.severity == "ok" or found.kind == "lost") and lost is not None and lost.costly:
+            text = f"{lost_text(lost, of='the run')}; {NONE_OPEN}{_past(incidents)}"
             found = Verdict("lost", "warn", text, next_step=lost.next_step)
-        elif found.kind == "hidden" and is_costly(sum(one.share or 0.0 for one in _worth_naming(incidents))):
-            found = Verdict("lost", "warn", found.text.replace(NOTHING, "no incident is ongoing"))
     return _prefixed(found, finished_steps, end)
 
 
@@ -169,6 +167,8 @@ def _healthy(
     if ranks < world_size:  # as on a host that shows only its own ranks
         text = f"only {ranks} of {world_size} ranks report here, so late ones do not show; {text}"
         return Verdict("partial", "none", text + _past(incidents))
+    if is_costly(sum(one.share or 0.0 for one in _worth_naming(incidents))):
+        return Verdict("lost", "warn", f"{NONE_OPEN}; {text}{_past(incidents)}")
     return Verdict("hidden", "ok", f"{NOTHING}; {text}{_past(incidents)}")
 
 
