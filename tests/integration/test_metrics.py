@@ -100,8 +100,13 @@ def test_the_figures_are_those_of_the_job(served: Served, scraped: Scrape) -> No
 def test_a_command_is_called_for_the_late_rank(served: Served, tmp_path: Path) -> None:
     """Each viewer may do so, for the same incident, beside what it is there for."""
     out = tmp_path / "out"
-    with running(*DDPWATCH, "attach", "--plain", served.info.run_id, "--on-incident", f"cat >> {out}"):
-        wait_for(lambda: out.exists() and "straggler" in out.read_text(), "the command is called")
+    with running(*DDPWATCH, "attach", "--plain", served.info.run_id, "--on-incident", f"cat >> {out}") as viewer:
+
+        def called_for_it() -> bool:
+            assert viewer.poll() is None, viewer.communicate()
+            return out.exists() and "straggler" in out.read_text()
+
+        wait_for(called_for_it, "the command is called")
     called = [json.loads(line) for line in out.read_text().splitlines()]
     (late,) = [one for one in called if one["incident"]["kind"] == "straggler" and one["event"] in ("started", "over")]
     assert (late["run"]["id"], late["run"]["ranks"], late["incident"]["ranks"]) == (served.info.run_id, 2, [1])

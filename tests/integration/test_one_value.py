@@ -143,7 +143,7 @@ def of_state(state: RunState) -> dict[str, Said]:
         name: 1e3 * values[metric][0].value for name, metric in (("step", "step"), ("exposed", "exposed_communication"))
     }
     shares = {"overlap": values["overlap"][0].value, "lost": values["lost_time"][0].value}
-    shares |= {"lost waiting": (lost.get("waiting", 0.0) + lost["jitter"]) / sum(lost.values())}
+    shares |= {"lost waiting": (lost.get("waiting", 0.0) + lost.get("jitter", 0.0)) / sum(lost.values())}
     shares |= {"lost transfer": lost.get("transfer", 0.0) / sum(lost.values())}
     return {
         "plain line": searched(plain, step=r"^ *\d+ +[\d.]+ +N", overlap=r" N % +[\d.]+", exposed=r" % +N"),

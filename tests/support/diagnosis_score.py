@@ -38,6 +38,7 @@ class Score:
             watched steps that it struck. None where there is no such test, or nobody asked.
         strength: How far the fault stands out: its rank's extra lateness in watched steps, in standard errors of the
             rank's lateness without it. Below some 5 to 8, no test finds it that is seldom wrong.
+            None if nobody asked.
         pieces: How many incidents it made of it.
         latest: The last step in which an incident of it may start; 0: as many steps after it as its slack is.
     """
@@ -79,7 +80,7 @@ class Result:
 
 
 def play(job: Job, ask_oracle: bool = False) -> Result:
-    """Feeds a job to the engine, step by step. To ask the oracle takes as long again."""
+    """Feeds a job to the engine, step by step. To ask for `Score.oracle` and `Score.strength` takes as long again."""
     fleet = job.fleet
     diagnosis = Diagnosis(fleet.names)
     result = Result(job, [Score(truth) for truth in job.truths])
@@ -90,8 +91,9 @@ def play(job: Job, ask_oracle: bool = False) -> Result:
     figures: list[tuple[Ints, Ints]] = []
     for played in fleet.play():
         undisturbed = next(calm) if calm is not None else played
-        lateness.append((_lateness(played), _lateness(undisturbed)))
-        figures.append((_figures(played), _figures(undisturbed)))
+        if ask_oracle:
+            lateness.append((_lateness(played), _lateness(undisturbed)))
+            figures.append((_figures(played), _figures(undisturbed)))
         for truth in struck.get(played.number, ()):
             truth.cost_ns += _spent(truth, played) - _spent(truth, undisturbed)
         across = fleet.across(played)
@@ -109,8 +111,8 @@ def play(job: Job, ask_oracle: bool = False) -> Result:
     result.incidents = diagnosis.spells()
     for score in result.scores:
         score.latest = latest(score.truth, np.array(watched))
-        score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
         if ask_oracle:
+            score.strength = _strength(score.truth, np.array(lateness), np.array(watched))
             score.oracle = _oracle(score.truth, np.array(figures), np.array(watched))
     judge(result.scores, result.incidents, job.shape.world)
     result.others = unexplained(job.truths, result.incidents, job.shape.world)

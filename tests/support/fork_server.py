@@ -340,7 +340,8 @@ def become(rank: int, job: Request, port: int) -> None:
             with (folder / f"{name}.log").open("wb") as log:
                 os.dup2(log.fileno(), descriptor)
     keep_groups()
-    atexit.register(gc.unfreeze)  # or what libraries count at the end, nanobind for one, is all there
+    if "triton._C.libtriton" in sys.modules:  # which counts at the end what is left, and says so
+        atexit.register(gc.unfreeze)
     sys.executable = os.environ.get(EXECUTABLE, sys.executable)
     sys.argv = [job.script, *job.arguments]
     sys.path[0] = str(Path(job.script).parent)

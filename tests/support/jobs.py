@@ -74,8 +74,8 @@ class Job:
     def wait(self) -> int:
         """Waits for the end, and for the collectors to close their recordings; the exit code."""
         code = self.process.wait(PATIENCE_S)
-        deadline = time.monotonic() + CLOSING_S
-        while not all(map(has_closed_its_recording, collectors_of(self._name))) and time.monotonic() < deadline:
+        collectors, deadline = collectors_of(self._name), time.monotonic() + CLOSING_S
+        while not all(map(has_closed_its_recording, collectors)) and time.monotonic() < deadline:
             time.sleep(0.02)
         return code
 
@@ -126,16 +126,18 @@ def family(pid: int) -> list[psutil.Process]:
 def collectors_of(job: str) -> list[psutil.Process]:
     """The collectors that a job's ranks have started."""
     found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if is_collector(process) and process.environ().get(JOB) == job:
+    for pid in pids_with("environ", f"{JOB}={job}"):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if is_collector(process := psutil.Process(pid)):
                 found.append(process)
     return found
 
 
 def has_closed_its_recording(collector: psutil.Process) -> bool:
-    """Whether the collector says that the run has ended, or is gone: it goes on a little for viewers."""
+    """Whether the collector says that the run has ended, or will not: it goes on a little for viewers."""
     with contextlib.suppress(OSError, LookupError, ValueError, psutil.Error):  # not yet, or not any more
+        if collector.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            return True
         words = collector.cmdline()
         run_id = words[words.index("--run-id") + 1]
         info = Path(collector.environ()["DDPWATCH_DIR"], f"{run_id}.json").read_bytes()
@@ -277,10 +279,15 @@ def messages(frames: Frames, kind: type[Message]) -> list[Message]:
 
 
 def collector_pids(run_id: str) -> list[int]:
-    """Collector processes of a run that are alive, from /proc: tests ask again and again."""
-    alive = []
+    """Collector processes of a run that are alive."""
+    return pids_with("cmdline", run_id)
+
+
+def pids_with(what: str, word: str) -> list[int]:
+    """Processes that have a word in a list of /proc: tests ask again and again, and psutil takes four times as long."""
+    found = []
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - a quarter of the time
-        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as line:
-            if run_id.encode() in line.read().split(b"\0"):
-                alive.append(int(name))
-    return alive
+        with contextlib.suppress(OSError), open(f"/proc/{name}/{what}", "rb") as line:
+            if word.encode() in line.read().split(b"\0"):
+                found.append(int(name))
+    return found

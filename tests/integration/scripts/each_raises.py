@@ -3,7 +3,8 @@
 A traced training finds every function of ddpwatch's that the job's own threads enter. Then it is trained again for
 each, which raises when it is called for the first time in a later step (and once when it is called at all, if it is not
 called there). Parameters must be those of the unwatched job. What only a signal can bring (``KeyboardInterrupt``, or
-the ``SystemExit`` of a handler) must arrive at the job; then the next model trains as if nothing had been.
+the ``SystemExit`` of a handler) must arrive at the job; then the next model, that of the next error, trains as if
+nothing had been.
 
 ``--list`` only finds the functions, ``--part=TEXT`` tries some, ``--not-in=SHAPE`` those that another shape does not
 call. Leaves ``RANK.json``: the functions, those that the job's code calls directly, and all that went wrong.
@@ -35,8 +36,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-STEPS = 7
-LATER = 4  # the step from which on a function raises
+STEPS = 6
+LATER = 3  # the step from which on a function raises
 SHAPES: dict[str, Callable[[], nn.Module]] = {}
 
 
@@ -165,13 +166,6 @@ class Tracer:
             self.doors.setdefault(name, "" if caller is None else caller.f_code.co_name)
 
 
-def untraced() -> Tracer:
-    """Returns a tracer that stays unarmed for the whole training."""
-    by = Tracer()
-    by.armed_from = STEPS
-    return by
-
-
 NAMES: dict[CodeType, str | None] = {}
 PACKAGE = ""
 
@@ -285,6 +279,7 @@ class Trial:
         self.name, self._unwatched, self._session, self._said = name, unwatched, session, said
         self.wrong: list[str] = []
         self.tried: Counter[str] = Counter()
+        self._interrupted = ""  # what a signal has ended right before
 
     def functions(self) -> Tracer:
         found = Tracer()
@@ -299,20 +294,21 @@ class Trial:
         by.armed_from = LATER if later else -1
         self._note(function)
         self._said.clear()
+        after, self._interrupted = self._interrupted, ""
         try:
             digest = watched(SHAPES[self.name], by, self._session)
         except BaseException as error:
-            self._expect(False, f"{function} raises {type(error).__name__} in the job")
+            self._expect(False, f"{function} raises {type(error).__name__} in the job{after}")
             close(self._session)
             return
         self.tried["error"] += by.fired
         self.tried["not called again"] += here and not by.fired
-        self._expect(digest == self._unwatched, f"{function} changes the parameters")
+        self._expect(digest == self._unwatched, f"{function} changes the parameters{after}")
         self._expect(len(self._said) <= 1, f"{function} warns more than once: {self._said}")
         self._expect("nobody's" not in " ".join(self._said), f"{function}: the error's own words are ours")
 
     def signal(self, function: str, number: int) -> None:
-        """What a signal brings arrives at the job, and the next model trains."""
+        """What a signal brings arrives at the job, and the next model trains: that of the next error."""
         brought = (Interrupt(), Ended(3))[number % 2]
         by = Tracer(function, brought)
         self._note(f"{function} {brought!r}")
@@ -326,8 +322,7 @@ class Trial:
         self.tried["signal"] += 1
         self._expect(arrived is brought, f"{function}: the job gets {arrived!r} in place of {brought!r}")
         close(self._session)
-        digest = watched(SHAPES[self.name], untraced(), self._session)
-        self._expect(digest == self._unwatched, f"after a signal in {function}, the next model trains otherwise")
+        self._interrupted = f", after a signal in {function}"
 
     def _expect(self, holds: bool, what: str) -> None:
         if not holds:
@@ -382,14 +377,15 @@ def main() -> None:
             result["wrong"] += trial.wrong
             continue
         tried = json.loads(store.get(f"functions/{name}"))  # by both ranks
-        for function in tried:
-            trial.error(function, function in found.later, function in functions)
-            dist.barrier()
         steady = [one for one in tried if one in found.later and not one.startswith(NOT_FOR_SIGNALS)]
         store.set(f"steady/{name}/{RANK}", json.dumps(steady))
         others = [json.loads(store.get(f"steady/{name}/{rank}")) for rank in range(dist.get_world_size())]
-        for number, function in enumerate(one for one in others[0] if all(one in other for other in others)):
-            trial.signal(function, number)
+        signals = [one for one in others[0] if all(one in other for other in others)]
+        for number, function in enumerate(tried):
+            if number < len(signals):
+                trial.signal(signals[number], number)
+                dist.barrier()
+            trial.error(function, function in found.later, function in functions)
             dist.barrier()
         result["wrong"] += trial.wrong
         result["tried"][name] = dict(trial.tried)
