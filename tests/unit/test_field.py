@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.field.case import HEALTHY, Case, Truth
-from tests.support.field.judge import OUTPUT, RECORDING, Judgement, judge
+from tests.support.field.judge import OUTPUT, RECORDING, Judgement, NotedStep, Notes, judge, true_cost_ns
 from tests.support.frames import MS, bye, enveloped, run
 from tests.support.runs import record
 
@@ -71,6 +71,17 @@ def test_a_cost_is_within_15_percent_of_the_notes(late: Path) -> None:
     _note(late, WAITED_MS * 5 // 4)
     assert _wrong(_judged(late, LATE)) == {"cost"}
     _note(late, WAITED_MS)
+
+
+@pytest.mark.parametrize(("fault_ms", "after_ms", "cost_ms"), [(12, 0, 12), (50, 0, 30), (12, 12, 12), (12, 11, 12)])
+def test_a_late_rank_costs_what_its_fault_delayed_others(fault_ms: int, after_ms: int, cost_ms: int) -> None:
+    """Not what it would have been last by anyway; a fault after a reduction delays the next step."""
+    late = [NotedStep(at, 0, 30 * MS * (at > 1), 0, after_ms * MS) for at in range(4)]
+    struck = [(1, fault_ms * MS), (2, fault_ms * MS)]
+    on_time = Notes([NotedStep(at, 0, 0, 0, 0) for at in range(4)], [], [], [])
+    of_steps = 2 if after_ms >= fault_ms else 1  # without a lead, step 1 costs nothing
+    assert true_cost_ns(LATE, [on_time, Notes(late, struck, [], [])]) == of_steps * cost_ms * MS
+    assert true_cost_ns(LATE, [on_time, Notes(late, [], [], [])]) == 2 * 30 * MS
 
 
 def test_another_rank_is_wrong_and_an_untrue_alarm(late: Path) -> None:

@@ -50,6 +50,15 @@ def test_what_lasts_of_noise_is_not_new(world, kept):
     assert abs(correlation(new[150:])) < 0.3
 
 
+@pytest.mark.parametrize("world", [3, 4, 8])
+def test_noise_of_a_late_rank_is_that_of_two_others(world):
+    """What is left of others' once the median rank is taken out is less, in a small group."""
+    rng, group = random.Random(world), Residuals(world)
+    for number in range(300):
+        group.add_step(number, [int(rng.gauss(140 if at == 1 else 100, 8) * MS) for at in range(world)], 60 * MS, 0)
+    assert group.noise_ns(1) == pytest.approx(8 * 2**0.5 * MS, rel=0.2)
+
+
 @pytest.mark.parametrize("world", [2, 8])
 def test_alike_ranks_have_all_p_values_alike(world):
     """Or larger ones: who is late by less than half of what matters counts as on time."""

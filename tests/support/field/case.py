@@ -20,7 +20,7 @@ class Truth:
         kinds: Of the incident, any of these, or of the verdict without one; none if nothing is to be said.
         ranks: To blame; none if that is nobody, or all.
         phases: Where the time goes, any of these; none if that does not matter.
-        cost: Where the job's own notes say what it costs (`tests.support.field.costs`); empty: not judged.
+        cost: Where the job's own notes say what it costs (`judge.true_cost_ns`); empty: not judged.
         since: The first step that it strikes.
         soon: In how many steps from there on it is to be named; None: not judged.
         cause: What the cause outside the job has to say (a regular expression).

@@ -4,7 +4,7 @@
 
 Layers pause instead of computing (`tests.support.paced`), so ranks do not slow each other. Each rank writes notes to
 ``FOLDER/notes-RANK.json``: for each step when it started, when its gradients were there, when it had been reduced and
-when it ended; the same of each backward; and how long the fault took, step by step.
+when it ended; the same of each backward; and how long the fault took, step by step: of slower layers, by plan.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Job:
         self.step = -1
         self.layer_ms = self._usual_ms = LAYER_MS
         self._computed_ns = self._reduced_ns = 0
+        self._compute_ns = 0  # of a step, by plan
         self._steps: list[tuple[int, int, int, int, int]] = []
         self._struck: list[tuple[int, int]] = []
         self._backwards: list[tuple[int, int, int]] = []
@@ -67,9 +68,10 @@ class Job:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
         torch.manual_seed(0)
         net = net or nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
-        for module in net.modules():
-            if isinstance(module, nn.Linear):
-                module.register_forward_hook(lambda *call: Pause.apply(call[-1], self.layer_ms))
+        layers = [module for module in net.modules() if isinstance(module, nn.Linear)]
+        for module in layers:
+            module.register_forward_hook(lambda *call: Pause.apply(call[-1], self.layer_ms))
+        self._compute_ns = round(3 * len(layers) * layer_ms * 1e6)
         self.model = DistributedDataParallel(net, **options)
         for parameter in net.parameters():
             parameter.register_post_accumulate_grad_hook(self._note_gradient)
@@ -106,6 +108,8 @@ class Job:
     def train(self, batch: Tensor | None = None, slower: float = 1.0) -> None:
         """Trains a step; its layers take ``slower`` times as long as usual."""
         self.layer_ms = slower * self._usual_ms
+        if slower > 1:
+            self._struck.append((self.step, round((slower - 1) * self._compute_ns)))
         self.optimizer.zero_grad()
         self.backward(self.loss(batch))
         self.optimizer.step()

@@ -68,9 +68,9 @@ def true_cost_ns(truth: Truth, notes: Sequence[Notes]) -> float | None:
     """Returns the rank-time that a fault cost by the ranks' notes; None if that is not to be judged.
 
     ``struck``: the others waited as long as the fault took, or all ranks were in it. ``lead``: they waited from when
-    the last of them had its gradients until the rank had. ``jitter``: each waited for the last one. ``exposed``: all
-    waited from when the last one had its gradients until they were reduced; ``repeated``: where another reduction of
-    the step followed.
+    the last of them had its gradients until the rank had, less what they had waited without the fault. ``jitter``: each
+    waited for the last one. ``exposed``: all waited from when the last one had its gradients until they were reduced;
+    ``repeated``: where another reduction of the step followed.
     """
     if not truth.cost:
         return None
@@ -84,8 +84,25 @@ def true_cost_ns(truth: Truth, notes: Sequence[Notes]) -> float | None:
     if truth.cost == "jitter":
         return sum(max(row) - at for row in computed for at in row)
     rank = truth.ranks[0]
-    leads = (row[rank] - max(at for other, at in enumerate(row) if other != rank) for row in computed)
-    return (len(notes) - 1) * sum(max(0, lead) for lead in leads)
+    delays = _delays(notes[rank])
+    found = 0
+    for row in rows:
+        lead = row[rank].computed - max(at.computed for other, at in enumerate(row) if other != rank)
+        found += max(0, lead) - max(0, lead - delays.get(row[rank].step, lead))
+    return (len(notes) - 1) * found
+
+
+def _delays(notes: Notes) -> dict[int, int]:
+    """Returns by how much the fault delayed a rank's gradients (ns), by step: all of its lateness where none is noted.
+
+    A fault that fits between the reduction and the end of its step came after these, so it delayed the next one's.
+    """
+    after = {at.step: at.ended - at.reduced for at in notes.steps}
+    found = dict.fromkeys(after, 0) if notes.struck else {}
+    for step, ns in notes.struck:
+        delayed = step + (after.get(step, 0) >= ns)
+        found[delayed] = found.get(delayed, 0) + ns
+    return found
 
 
 def _rows(notes: Sequence[Notes], since: int) -> list[tuple[NotedStep, ...]]:

@@ -6,6 +6,8 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -47,7 +49,7 @@ def growing_plot(job: Job) -> None:
             job.pause(0.00015 * step)
 
 
-@case("wandb/wandb#950", Truth(("straggler",), (0,), ("between",), "struck", soon=10))
+@case("wandb/wandb#950", Truth(("straggler",), (0,), ("between",), "lead", soon=10))
 def logging_each_step(job: Job) -> None:
     """Rank 0 writes its metrics after each step, which takes 8 ms."""
     job.build()
@@ -57,7 +59,7 @@ def logging_each_step(job: Job) -> None:
             job.pause(0.008)
 
 
-@case("wandb/wandb#8666", Truth(("intermittent",), (0,), ("between",), "struck", 9, soon=60, period=10))
+@case("wandb/wandb#8666", Truth(("intermittent",), (0,), ("between",), "lead", 9, soon=60, period=10))
 def logging_every_tenth(job: Job) -> None:
     """Rank 0 flushes its metrics every ten steps, for 80 ms."""
     job.build()
@@ -67,7 +69,7 @@ def logging_every_tenth(job: Job) -> None:
             job.pause(0.08)
 
 
-@case("pytorch/torchtitan#148", Truth(("intermittent", "pause"), (1,), ("gc",), "struck", 24, soon=80), ranks=3)
+@case("pytorch/torchtitan#148", Truth(("intermittent", "pause"), (1,), ("gc",), "lead", 24, soon=80), ranks=3)
 def collections_apart(job: Job) -> None:
     """One rank's heap is large, and Python's collector walks it now and then."""
     job.build()
@@ -81,13 +83,19 @@ def collections_apart(job: Job) -> None:
     heap.clear()
 
 
+def fetch_late(job: Job, batches: Iterator[Tensor]) -> Tensor:
+    """Returns the next batch, for which rank 1 alone has to wait."""
+    with job.strike() if job.rank == 1 else nullcontext():
+        return next(batches)
+
+
 @case("deepspeedai/DeepSpeed#1617", Truth(("slow_input", "straggler"), (1,), ("data",), "lead", soon=10))
 def slow_disk(job: Job) -> None:
     """One rank reads its samples from a slow disk."""
     job.build()
     batches = iter(DataLoader(Samples(8 * 200, 0.002 if job.rank == 1 else 0.0), batch_size=8))
     for _ in job.steps(200):
-        job.train(job.fetch(batches))
+        job.train(fetch_late(job, batches))
 
 
 class Experts(nn.Module):
@@ -156,7 +164,7 @@ def shards_fetched(job: Job) -> None:
     job.build()
     batches = iter(DataLoader(Shards(8 * 240, 160, 0.15 if job.rank == 1 else 0.0), batch_size=8))
     for _ in job.steps(240):
-        job.train(job.fetch(batches))
+        job.train(fetch_late(job, batches))
 
 
 @case("lucidrains/ema-pytorch#9", Truth(("straggler",), (0,), ("optimizer", "between"), "lead", soon=20))

@@ -63,9 +63,9 @@ class LateRank:
 
     def add_facts(self, facts: StepFacts) -> None:
         """Takes a watched step, to find out why it was late, if it was."""
-        late = self.streak.late_in(facts.across.step)
-        if late is not None and late <= self.streak.outlier_ns and facts.across.members >= set(self.peers):
-            self.cause.add_step(facts, late)
+        deviation, is_late = self.streak.deviation_in(facts.across.step)
+        if is_late and deviation <= self.streak.outlier_ns and facts.across.members >= set(self.peers):
+            self.cause.add_step(facts, deviation)
 
     def add_split(self, split: StepSplit) -> None:
         """Takes the waits of any step."""
@@ -78,9 +78,9 @@ class LateRank:
 
     def _waits(self, split: StepSplit) -> _Waits:
         waited, others = split.waits.get(self.streak.rank, 0), self._others
-        late = self.streak.late_in(split.step if split.like is None else split.like)
+        known = self.streak.deviation_in(split.step if split.like is None else split.like)
         lead = split.leads.get(self.streak.rank, waited // others)
-        return _Waits(split.step, min(waited, lead * others), late, split.total, split.like is None)
+        return _Waits(split.step, min(waited, lead * others), *known, split.total, split.like is None)
 
     def _flush(self) -> None:
         for waits in self._pending:
@@ -127,7 +127,7 @@ class LateRank:
             struck = [waits for waits in steps if waits.step % period == residue]
             seen = [waits for waits in self._kept if waits.watched and waits.step % period == residue]
             return self._as_usual(struck, seen)
-        late = [waits for waits in steps if waits.late is not None]
+        late = [waits for waits in steps if waits.is_late]
         return (1 - streak.by_chance) * sum(self._costs(late))
 
     def _costs(self, steps: Collection[_Waits]) -> list[float]:
@@ -139,13 +139,13 @@ class LateRank:
         each = usual / max(1.0, self.streak.late_ns)  # another figure may show it, of which this is a part
         found = []
         for waits in steps:
-            shown = self.streak.late_ns if waits.late is None else min(waits.late, self.streak.outlier_ns)
+            shown = min(waits.deviation, self.streak.outlier_ns)
             found.append(min(waits.ns, self._others * max(0.0, usual + own * (each * shown - usual))))
         return found
 
     def _residue(self, period: int) -> int:
         """Returns which steps of a period are late."""
-        residues = Counter(waits.step % period for waits in self._kept if waits.late is not None and waits.watched)
+        residues = Counter(waits.step % period for waits in self._kept if waits.is_late and waits.watched)
         return residues.most_common(1)[0][0] if residues else 0
 
     def _beyond(self) -> list[_Waits]:
@@ -209,12 +209,14 @@ class LateRank:
 class _Waits(NamedTuple):
     """What others waited in a step because of it, at most: until the next rank launched (ns).
 
-    ``late`` is by how much its rank was late, if it was; ``total`` the step's rank-time. A bare one was split like the
-    watched step that took most nearly as long: it need not be one of the same rhythm.
+    ``deviation`` is by how much its rank was late, its usual one where that is not known; ``total`` the step's
+    rank-time. A bare one was split like the watched step that took most nearly as long: it need not be one of the same
+    rhythm.
     """
 
     step: int
     ns: int
-    late: int | None
+    deviation: float
+    is_late: bool
     total: int
     watched: bool

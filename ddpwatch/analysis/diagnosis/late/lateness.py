@@ -7,7 +7,7 @@ from math import log
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.late.bets import Bets, onset, threshold
-from ddpwatch.analysis.diagnosis.late.residuals import Residuals, WatchedStep
+from ddpwatch.analysis.diagnosis.late.residuals import NOISE_EVERY, Residuals, WatchedStep
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 
 FEWEST_LATE = 3  # late steps, to name a rank
@@ -110,6 +110,8 @@ class GroupLateness:
         """Lets an open streak take the step: it goes on, ends, or becomes another."""
         index = self._positions[rank]
         p = self.residuals.p_value(index, row.error_ns)
+        if self.residuals.seen % NOISE_EVERY == 0:
+            streak.noise_ns = self.residuals.noise_ns(index)
         streak.add_step(row.step, row.late[index], self.residuals.late_ns, p)
         if not streak.open:
             self._end(streak, streak.until)

@@ -188,8 +188,11 @@ class Residuals:
         return scale
 
     def noise_ns(self, index: int) -> float:
-        """Returns the standard deviation of alike ranks' residuals."""
-        return self._scale(index) / sqrt(1 - self.kept**2)
+        """Returns the standard deviation of what a rank is late by chance: that of two others' difference, if any."""
+        if self._count == 2:
+            return self._scale(index) / sqrt(1 - self.kept**2)
+        one, other = (at for at in range(3) if at != index) if index < 3 else (0, 1)
+        return spread(sorted(row.measured[one] - row.measured[other] for row in self.rows), self.late_ns / 2)
 
     def estimate(self, open_since: int | None) -> bool:
         """Works out what noise is, now and then; returns whether residuals are others now, as noise lasts."""

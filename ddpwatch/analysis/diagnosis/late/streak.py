@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, log
 from operator import itemgetter
-from statistics import fmean, median
+from statistics import median
 
 from ddpwatch.analysis.diagnosis.late.bets import BETS, END, SHARES, SHIFTS, always_late, wins
+from ddpwatch.analysis.diagnosis.late.residuals import spread
 from ddpwatch.analysis.diagnosis.late.trend import Trend
 
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
@@ -149,12 +150,12 @@ class Streak:
         self.open, self.dissolved = False, self.named >= step
         self._note()
 
-    def late_in(self, step: int) -> int | None:
-        """Returns by how much it was late in one of the newest watched steps; None if it was not."""
+    def deviation_in(self, step: int) -> tuple[float, bool]:
+        """Returns the deviation in one of the newest watched steps, and whether that was late; else what is usual."""
         for number, deviation, late in reversed(self.values):
             if number <= step:
-                return deviation if late and number == step else None
-        return None
+                return (deviation, late) if number == step else (self.late_ns, False)
+        return self.late_ns, False
 
     @property
     def struck(self) -> tuple[int, ...]:
@@ -210,10 +211,9 @@ class Streak:
 
     @property
     def own(self) -> float:
-        """The share of how its late steps vary (their variance) that noise does not explain."""
-        late = [min(value, self.outlier_ns) for _, value, is_late in self.values if is_late]
-        spread = fmean((value - self.typical_ns) ** 2 for value in late) if late else 0.0
-        return max(0.0, 1 - self.noise_ns**2 / spread) if spread else 0.0
+        """The share of how its lateness varies (its variance) that noise does not explain."""
+        varied = sorted(value for _, value, late in self.values if late or self.constant)
+        return max(0.0, 1 - (self.noise_ns / spread(varied, 1.0)) ** 2)
 
     @property
     def by_chance(self) -> float:
