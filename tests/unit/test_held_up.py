@@ -152,6 +152,20 @@ def test_what_all_ranks_did_meanwhile_has_its_account(activity: str, phase: str,
     assert accounts[account, phase] >= 2 * STALL_MS * MS * 0.98  # what is longer than the longest step like it
 
 
+@pytest.mark.parametrize(("waited_ms", "ranks"), [(1500, ()), (700, (1,))])
+def test_a_wait_of_all_for_data_is_nobody_s_though_one_rank_s_is_longer(waited_ms: int, ranks: tuple[int, ...]) -> None:
+    """Of loaders whose workers start again: the others wait for theirs for most of it, and then for the rank."""
+
+    def waiting(rank: int, until_ms: int) -> list[Beat]:
+        early = [at for at in (600, 1100, 1600) if at < until_ms]
+        after = beats(rank, 120, (at for at in (600, 1100, 1600) if at >= until_ms))
+        start = {"phase": "input", "activity": "data", "issued": 118, "since_ns": START_NS}
+        return [beat(rank, CALM, at_ns=START_NS + (START_MS + at) * MS, **start) for at in early] + after
+
+    (found,) = stalls([*waiting(0, waited_ms), *waiting(1, 2000), *waiting(2, waited_ms)])
+    assert found.ranks == ranks
+
+
 def test_a_rank_that_saves_after_a_validation_of_all_is_not_to_blame_for_that() -> None:
     """Saving ends what lies before its step, which so starts late, and the others' step was the longer one."""
     messages = places((700, "input", 0, "validation"), (1200, "input", 0, "validation"))

@@ -107,6 +107,8 @@ def test_what_a_loader_lacks_is_known_from_its_waits(workers: int, persistent: b
     wait = Mark(rank=0, kind="data", name="", start_ns=0, end_ns=1, workers=workers, persistent=persistent)
     where.add_mark(wait)
     assert next_step(Incident("slow_input", "warning", "", phase="data"), where) == words
+    again = next_step(Incident("intermittent", "warning", "", (1,), "data", period=8), where)
+    assert (again == words) is (workers == 0 or persistent)  # else, its workers may start again
 
 
 def test_memory_is_pinned_for_a_gpu_only() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
-from ddpwatch.analysis.diagnosis.late.trend import Trend
+from ddpwatch.analysis.diagnosis.late.trend import line_through
 from tests.support.frames import (
     MS,
 )
@@ -59,12 +59,8 @@ def test_a_rank_that_is_late_by_this_and_that_costs_what_each_step_shows(noise_m
 
 @given(st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=40), st.integers(1, 10**6))
 def test_a_trend_is_the_line_of_the_least_squares(values, first):
-    """Points that were dropped leave nothing behind."""
-    trend, points = Trend(), list(enumerate(values, first))
-    for point in [*points, *points[:1]]:
-        trend.add_point(*point)
-    trend.drop(*points[0])
+    points = list(enumerate(values, first))
     slope, middle = linear_regression(*zip(*points, strict=True))
-    line = trend.line(points[-1][0])
+    line = line_through(points, points[-1][0])
     assert line.slope == pytest.approx(slope, rel=1e-6, abs=1e-3)
     assert line.at(points[0][0]) == pytest.approx(middle + slope * first, rel=1e-6, abs=10)

@@ -13,7 +13,7 @@ from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.late.cause import LatenessCause, StepFacts
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.streak import KEEP_VALUES, MOST_PERIOD, Streak
-from ddpwatch.analysis.diagnosis.late.trend import Line
+from ddpwatch.analysis.diagnosis.late.trend import Line, line_through
 from ddpwatch.analysis.diagnosis.thresholds import WORTH_SHARE
 
 TREND_STEPS = 48  # watched, before a trend is judged
@@ -198,11 +198,12 @@ class LateRank:
 
     def _growing(self) -> Line | None:
         """Returns the line along which it has become later and later; None if it has not."""
-        trend, values = self.streak.trend, self.streak.values
-        if trend.count < TREND_STEPS:
+        until = self.streak.until
+        values = [(step, value) for step, value, _ in self.streak.values if step <= until]
+        if len(values) < TREND_STEPS:
             return None
-        line = trend.line(self.streak.until)
-        grown = line.slope * (self.streak.until - values[0][0])
+        line = line_through(values, until)
+        grown = line.slope * (until - values[0][0])
         return line if grown >= TREND_GROWTH * line.end > 0 and line.fit >= TREND_FIT else None
 
 

@@ -12,7 +12,7 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.late.bets import BETS, END, SHARES, SHIFTS, always_late, wins
 from ddpwatch.analysis.diagnosis.late.residuals import spread
-from ddpwatch.analysis.diagnosis.late.trend import Trend
+from ddpwatch.analysis.diagnosis.late.trend import line_through
 
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
 SHAPE_STEPS = 32  # watched ones, that its shape may be behind at most
@@ -42,7 +42,6 @@ class Streak:
         typical_ns: Median deviation of its newest late steps.
         found_in: The rhythm that it was found by, if that is one.
         values: Its newest watched steps: number, deviation, and whether that was late.
-        trend: Of those of them that are not after ``until``.
         count: How many late steps there were up to ``until``.
         watched: How many watched steps there were from ``since`` to ``until``.
         open: Whether it lasts.
@@ -60,7 +59,6 @@ class Streak:
     typical_ns: float
     found_in: tuple[int, int] | None = None
     values: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
-    trend: Trend = field(default_factory=Trend)
     chances: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
     count: int = 0
     watched: int = 0
@@ -84,8 +82,6 @@ class Streak:
 
     def add_step(self, step: int, deviation: int, low: float, p: float) -> bool:
         """Takes the next watched step, and how likely it is by chance; returns whether it was late."""
-        if len(self.values) == KEEP_VALUES and self.pending < KEEP_VALUES:
-            self.trend.drop(*self.values[0][:2])
         self.pending += 1
         late = deviation > self.limit(low)
         self.values.append((step, deviation, late))
@@ -94,8 +90,6 @@ class Streak:
         top = max(self._won)
         if late and top >= self._best:
             self._best, self.until = top, step
-            for number, value, _ in islice(reversed(self.values), self.pending):
-                self.trend.add_point(number, value)
             self.watched, self.pending = self.watched + self.pending, 0
             self.count, self._late = self.count + self._late, 0
             if self.count % 4 == 1:
@@ -141,8 +135,6 @@ class Streak:
         """Ends it there: what came since belongs to another streak."""
         gone = [value for value in self.values if value[0] >= step]
         counted = [value for value in gone if value[0] <= self.until]
-        for number, value, _ in counted:
-            self.trend.drop(number, value)
         self.watched, self.count = self.watched - len(counted), self.count - sum(late for _, _, late in counted)
         for _ in gone:
             self.values.pop()
@@ -191,7 +183,7 @@ class Streak:
         newest, before = late[-ALL_LATER:], late[:-ALL_LATER][-TYPICAL_STEPS:]
         if len(before) < FEWEST_CHANGED:
             return None
-        least = FAR_LATER * max(median(value for _, value in before), _goes_on(before, newest[0][0]))
+        least = FAR_LATER * max(median(value for _, value in before), line_through(before, newest[0][0]).end)
         return (newest[0][0], 0.0) if min(newest, key=itemgetter(1))[1] >= least else None
 
     @property
@@ -237,14 +229,6 @@ class Streak:
             late = float(median(ordered)) if constant and ordered else typical
             self._shape = self._noted, constant, late, period
         return self._shape
-
-
-def _goes_on(late: Sequence[tuple[int, int]], step: int) -> float:
-    """Returns how late a rank is in a step if it grows, or falls, as steadily as before."""
-    trend = Trend()
-    for number, value in late:
-        trend.add_point(number, value)
-    return trend.line(step).end
 
 
 def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> int | None:

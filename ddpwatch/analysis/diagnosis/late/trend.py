@@ -1,7 +1,10 @@
-"""The straight line through a rank's deviations, kept up to date point by point from exact sums."""
+"""The straight line through a rank's deviations."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import mul
+from statistics import fmean
 from typing import NamedTuple
 
 
@@ -18,34 +21,11 @@ class Line(NamedTuple):
         return self.end - self.slope * (self.last - x)
 
 
-class Trend:
-    """Points that come and go. All sums are of integers, so nothing is lost however many come.
-
-    Attributes:
-        count: How many there are.
-    """
-
-    __slots__ = ("_x", "_xx", "_xy", "_y", "_yy", "count")
-
-    def __init__(self) -> None:
-        self.count = self._x = self._y = self._xx = self._xy = self._yy = 0
-
-    def add_point(self, x: int, y: int, sign: int = 1) -> None:
-        """Takes a point."""
-        self.count += sign
-        self._x += sign * x
-        self._y += sign * y
-        self._xx += sign * x * x
-        self._xy += sign * x * y
-        self._yy += sign * y * y
-
-    def drop(self, x: int, y: int) -> None:
-        """Forgets a point."""
-        self.add_point(x, y, -1)
-
-    def line(self, last: int) -> Line:
-        """Returns the line of the least squares, up to ``last``."""
-        count, x, y = self.count, self._x, self._y
-        xx, xy, yy = count * self._xx - x * x, count * self._xy - x * y, count * self._yy - y * y
-        slope = xy / xx if xx else 0.0
-        return Line(slope, slope * xy / yy if yy else 0.0, last, (y + slope * (count * last - x)) / count)
+def line_through(points: Sequence[tuple[int, float]], last: int) -> Line:
+    """Returns the line of the least squares, up to ``last``."""
+    xs, ys = zip(*points, strict=True)
+    x, y = fmean(xs), fmean(ys)
+    xs, ys = [value - x for value in xs], [value - y for value in ys]
+    xx, xy, yy = sum(map(mul, xs, xs)), sum(map(mul, xs, ys)), sum(map(mul, ys, ys))
+    slope = xy / xx if xx else 0.0
+    return Line(slope, slope * xy / yy if yy else 0.0, last, y + slope * (last - x))

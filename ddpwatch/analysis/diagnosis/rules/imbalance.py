@@ -31,6 +31,7 @@ class Imbalance:
         self._devices = devices
         self._share = HighShare(COSTLY_SHARE, attrgetter("jitter_ns"))
         self._newest: deque[StepSplit] = deque(maxlen=NEWEST)
+        self._shares: deque[float] = deque(maxlen=NEWEST)  # of these steps, what ranks wait by turns
         self._sums: Counter[int] = Counter()  # of their waits, by the rank that was waited for
         self._first: deque[tuple[StepSplit, bool]] = deque(maxlen=KEEP_FIRST)  # before enough are known to judge them
         self._causes: dict[int, tuple[int, DeviceCause | None]] = {}  # by spell: looked up until when
@@ -42,6 +43,7 @@ class Imbalance:
             if len(self._newest) == NEWEST:
                 self._sums.subtract(self._newest[0].waits)
             self._newest.append(split)
+            self._shares.append(split.jitter_ns / split.total)
             self._sums.update(split.waits)
         self._first.append((split, is_judged))
         if len(self._newest) < NEWEST:
@@ -53,8 +55,7 @@ class Imbalance:
 
     def _usual_share(self) -> float:
         """Returns what ranks wait of a step, by turns."""
-        shares = sorted(split.jitter_ns / split.total for split in self._newest)
-        return fmean(shares[:-STALLS])
+        return fmean(sorted(self._shares)[:-STALLS])
 
     def _is_by_turns(self) -> bool:
         """Returns whether it is not mostly the same rank that the others wait for."""

@@ -140,7 +140,8 @@ class Pauses:
         if _all_wait_for_data(facts, excess):
             return (), "data", excess * len(across)
         bare, usual = not across.counted, across.longest_ns - excess
-        rank = self._held_up.by(across, excess, facts.split.gaps)
+        all_wait = bare and self._held_up.doing(across, tuple(across.ranks), excess) == "data"
+        rank = None if all_wait else self._held_up.by(across, excess, facts.split.gaps)
         ranks = across.ranks if rank is None else (rank,)
         phase = _longest_phase(facts, excess) if across.counted and rank is None else ""
         phase = self._held_up.doing(across, tuple(ranks), excess) or phase

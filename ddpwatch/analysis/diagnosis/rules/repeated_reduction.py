@@ -20,6 +20,7 @@ class RepeatedReduction:
     def __init__(self) -> None:
         self._share = HighShare(WORTH_A_LOOK, self.repeated_ns)
         self._newest: deque[tuple[int, int, int]] = deque(maxlen=WINDOW)  # turns; exposed in all, in all but the last
+        self._exposed = self._earlier = 0  # the sums of these
 
     def add_step(self, facts: StepFacts, is_measured: bool) -> None:
         """Takes the next step, and whether it says when each bucket was done on each rank."""
@@ -39,11 +40,12 @@ class RepeatedReduction:
         least = [min(ns or 0 for ns in column) for column in zip(*[fact.exposed for fact in found], strict=True)]
         earlier = [ns for key, ns in zip(keys, least, strict=True) if not key[4] and key[2] < turns - 1]
         self._newest.append((turns, sum(least), sum(earlier)))
+        _, *exposed = zip(*self._newest, strict=True)
+        self._exposed, self._earlier = map(sum, exposed)
 
     def repeated_ns(self, split: StepSplit) -> int:
         """Returns how much of a step's transfers is that of reductions which another one follows."""
-        exposed = sum(all_of for _, all_of, _ in self._newest)
-        return split.transfer_ns * sum(earlier for *_, earlier in self._newest) // exposed if exposed else 0
+        return split.transfer_ns * self._earlier // self._exposed if self._exposed else 0
 
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""

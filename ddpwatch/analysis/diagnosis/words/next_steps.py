@@ -86,6 +86,11 @@ class JobPlaces:
         more = f"more than {self._loader.workers} worker{'' if self._loader.workers == 1 else 's'} (num_workers)"
         return more if self._loader.persistent else f"{more}, with persistent_workers=True"
 
+    @property
+    def workers_start_again(self) -> bool:
+        """Whether those of the newest DataLoader do in each epoch, as far as is known."""
+        return self._loader is None or bool(self._loader.workers and not self._loader.persistent)
+
     def add_bye(self, bye: Bye) -> None:
         """Takes the end of a rank, or of all."""
         self._ended.update(self._hellos if bye.rank is None else [bye.rank])
@@ -155,7 +160,7 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     if text := _device(incident, places):
         return text
     pinned = ", and pin_memory=True" if places.has_gpu() else ""
-    if incident.kind in ("intermittent", "pause") and incident.period is not None:
+    if incident.kind in ("intermittent", "pause") and incident.period is not None and places.workers_start_again:
         return f"give the DataLoader persistent_workers=True: it waits again and again, as when workers start{pinned}"
     return f"give the DataLoader {places.more_workers}{pinned}"
 
