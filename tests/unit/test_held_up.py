@@ -8,7 +8,7 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.wire.messages import Beat, Message, Step
-from tests.support.frames import MS, START_NS, STEP_MS, bare, beat, hello, state_of, step
+from tests.support.frames import MS, START_NS, STEP_MS, bare, beat, bye, hello, state_of, step
 
 CALM, STALL_MS = 40, 2000
 START_MS = CALM * STEP_MS  # of the stall's step
@@ -196,3 +196,23 @@ def test_a_validation_of_one_rank_while_the_others_wait_in_a_collective_of_their
     assert found.cost_ns == STALL_MS * MS
     accounts = {(one.name, one.rank): one.ns for one in diagnosis.lost().accounts if one.phase == "validation"}
     assert accounts == {("waiting", 0): STALL_MS * MS, ("pause", None): STALL_MS * MS}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_hang_whose_step_never_ended_is_lost_time_once_it_is_over(ends: bool) -> None:
+    """Rank 0 waits for rank 1 for ten seconds, until its group loses its patience."""
+    calm = [step(rank, number) for number in range(CALM) for rank in range(2)]
+    waits = [one for at in range(600, 10_000, 500) for one in (*beats(0, 120, [at]), *beats(1, 118, [at]))]
+    for one in waits:
+        one.phase, one.since_ns = "sync" if one.rank == 0 else "forward", START_NS + START_MS * MS
+    died = [
+        bye(0, "exception", at_ns=waits[-1].at_ns + 500 * MS),
+        bye(1, "exception", at_ns=waits[-1].at_ns + 500 * MS),
+    ]
+    state = state_of([hello(0), hello(1), *calm, *waits, *(died if ends else [])])
+    steps_ns = CALM * STEP_MS * 2 * MS
+    lost = state.diagnosis.lost()
+    waited = sum(one.ns for one in lost.accounts if (one.name, one.rank) == ("waiting", 1))
+    assert waited == (pytest.approx(9500 * MS, rel=0.1) if ends else 0)
+    assert lost.rank_ns == pytest.approx(steps_ns + waited, rel=0.01)
+    assert sum(one.ns for one in lost.accounts) == lost.rank_ns

@@ -289,7 +289,7 @@ def test_a_hang_that_ends_keeps_what_it_cost() -> None:
         run.end_step(rank, 40, 12.25)
         run.put(rank, "forward", step=41)
     past = only(run.go(2.0))
-    assert not past.open
+    assert (past.open, past.in_steps) == (False, True)
     assert (past.ranks, past.since_step, past.until_step, past.steps) == ((1,), 40, 40, 1)
     assert past.cost_ns == 2 * int(10.25 * S)
     assert past.message == "rank 1 was stuck for 11 s, in backward, at step 40; ranks 0, 2 waited"
@@ -309,7 +309,7 @@ def test_a_hang_ends_with_the_run() -> None:
     run.liveness.add_bye(bye(), run.received_ns)
     found = run.go(1.0)
     assert {incident.kind for incident in found} == {"hang", "death"}
-    assert not any(incident.open for incident in found)
+    assert not any(incident.open or incident.in_steps for incident in found)
     assert next(incident.cost_ns for incident in found if incident.kind == "hang") == 6 * S
     assert next(incident.message for incident in found if incident.kind == "death").startswith(
         "rank 1 was stuck for 6 s, in forward, at step 40; rank 0 waited; then rank 0 was killed (SIGTERM)"

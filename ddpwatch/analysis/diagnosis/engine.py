@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import Ledger, StepSplit
+from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -361,7 +361,7 @@ class Diagnosis:
     def _rejoined(self) -> list[Incident]:
         """Returns what came back as one, with its share of the run."""
         found = rejoined(self.spells())
-        total = self._ledger.rank_ns + sum(map(_not_in_steps, found))
+        total = self._ledger.rank_ns + sum(incident.cost_ns for incident in found if not incident.in_steps)
         return [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
 
     def _look(self) -> _Look:
@@ -397,11 +397,18 @@ class Diagnosis:
             ns = min(incident.cost_ns, waits)
             waits -= ns
             waiting[incident.ranks[0], incident.phase] += ns
+        total = ledger.rank_ns
+        for hang in incidents:
+            if not (hang.in_steps or hang.open):  # its ranks never ended their step
+                total += hang.cost_ns
+                if len(hang.ranks) == 1:
+                    waiting[hang.ranks[0], hang.phase] += hang.cost_ns
+                else:
+                    rest[EXPOSED] += hang.cost_ns
         accounts = [Account(name, None, phase, ns) for (name, phase), ns in rest.items() if ns]
         accounts += [Account("waiting", rank, phase, ns) for (rank, phase), ns in waiting.items() if ns]
         if waits:
             accounts.append(Account("jitter", None, "exposed_comm", waits))
-        total = ledger.rank_ns
         lost = LostTime(
             rank_ns=total,
             accounts=tuple(sorted(accounts, key=lambda account: -account.ns)),
@@ -428,11 +435,6 @@ def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
         if keys is not None and (keys[-1] == key or key in keys):
             return peers
     return tuple(rank for rank in sorted(skew.peers) if key in facts[rank].keys)
-
-
-def _not_in_steps(incident: Incident) -> int:
-    """Returns what ranks have waited in a hang that lasts, or since a death: no step shows it yet (ns)."""
-    return incident.cost_ns if incident.kind in ("hang", "death") and incident.open else 0
 
 
 _waits = attrgetter("waits")

@@ -154,7 +154,8 @@ class Incident:
         struck: The newest of these, ascending, of one that strikes now and then without a period; else empty.
         period: Every how many steps it strikes, where that is regular.
         cost_ns: Rank-time lost to it: what all other ranks waited, or what all ranks spent.
-        share: That, as a share of the rank-time of the run so far, with what ranks wait in a hang that lasts.
+        in_steps: Whether that is a part of steps; False of a hang whose step never ended, and of a death.
+        share: That, as a share of the rank-time of the run so far, with what is in no step.
         gain: By how much a step would be shorter without it, as a share of the mean step while it lasts.
         open: Whether it still lasts, as far as one can see.
         spells: First and last steps of each time that it came, if it came back.
@@ -180,6 +181,7 @@ class Incident:
     struck: tuple[int, ...] = ()
     period: int | None = None
     cost_ns: int = 0
+    in_steps: bool = True
     share: float | None = None
     gain: float | None = None
     open: bool = False

@@ -189,6 +189,7 @@ class RankLiveness:
                 until_step=first.bye.step,
                 steps=0 if first.bye.step is None else 1,
                 cost_ns=self._waited_for(first),
+                in_steps=False,
                 open=bool(alive) and not self._over,
                 evidence=Evidence(
                     ends={life.rank: end_of(life.bye) for life in dead if life.bye is not None},
@@ -305,6 +306,7 @@ class RankLiveness:
             since_step=step,
             until_step=step,
             steps=0 if step is None else 1,
+            in_steps=False,
             open=True,
             evidence=Evidence(
                 why="mismatch" if mismatch else blamed.why,
@@ -333,6 +335,7 @@ class RankLiveness:
             shown,
             message=past_hang_message(hang.blame, shown.phase, since, took_ns, sites),
             cost_ns=hang.cost_ns + sum(ns for rank, ns in took.items() if rank in hang.blame.waiting),
+            in_steps=until is not None,
             until_step=last,
             steps=0 if since is None or last is None else last - since + 1,
             open=False,
