@@ -111,6 +111,15 @@ def test_what_a_loader_lacks_is_known_from_its_waits(workers: int, persistent: b
     assert (again == words) is (workers == 0 or persistent)  # else, its workers may start again
 
 
+@pytest.mark.parametrize(("share", "too_small"), [(0.3, False), (0.6, True)])
+def test_a_model_may_be_too_small_for_its_network(share: float, too_small: bool) -> None:
+    """Then, transfers take longer than all that could hide them."""
+    exposed = Incident("exposed_comm", "warning", "", evidence=Evidence(share_of_step=share))
+    text = next_step(exposed, places("a.mcap"))
+    assert text.startswith("`ddpwatch whatif a.mcap` predicts what would help")
+    assert ("larger batches per rank" in text) is too_small
+
+
 def test_memory_is_pinned_for_a_gpu_only() -> None:
     slow = Incident("slow_input", "warning", "", phase="data")
     assert "pin_memory=True" in next_step(slow, places(device_kind="cuda"))

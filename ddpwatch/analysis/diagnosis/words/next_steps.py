@@ -26,6 +26,8 @@ _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "call": "start collectives earlier (async_op=True), and wait where results are used: see the timeline",
 }
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
+_TOO_SMALL = "the model is small for its network: larger batches per rank, or fewer updates, hide more"
+HALF = 0.5  # of a step
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
 _THREADS = "start torchrun with OMP_NUM_THREADS = cores / ranks, or call torch.set_num_threads"
@@ -170,8 +172,10 @@ def _exposed_by(places: JobPlaces) -> str:
     return _OF_COLLECTIVES.get(places.layout_kind) or f"{places.what_if} {_PREDICTS}"
 
 
-def _exposed(_: Incident, places: JobPlaces) -> str:
-    return _exposed_by(places)
+def _exposed(incident: Incident, places: JobPlaces) -> str:
+    """Returns what to do about exposed transfers; of more than half of a step, no overlap could hide all."""
+    text = _exposed_by(places)
+    return f"{text}; {_TOO_SMALL}" if (incident.evidence.share_of_step or 0.0) > HALF else text
 
 
 def _pause(incident: Incident, places: JobPlaces) -> str:
