@@ -71,13 +71,19 @@ def accumulated(rank: int, number: int, reductions: int) -> Step:
     )  # fmt: skip
 
 
-def accumulating(reductions: int) -> RunState:
+def accumulating(reductions: int, light: int = 0) -> RunState:
+    """So many of ten steps are light ones, of which no completion is known."""
     steps = [accumulated(rank, number, reductions) for number in range(40) for rank in range(2)]
+    for one in steps:
+        if one.step % 10 >= 10 - light:
+            one.status, one.comm_done = "shadow", [None] * len(one.comm_done)
     return state_of([hello(0), hello(1), *steps])
 
 
-def test_gradients_that_are_reduced_for_each_batch() -> None:
-    state = accumulating(4)
+@pytest.mark.parametrize("light", [0, 8])
+def test_gradients_that_are_reduced_for_each_batch(light: int) -> None:
+    """In a light step, a rank does not wait for the buckets of its next batch."""
+    state = accumulating(4, light)
     (found,) = incidents_of(state, "repeated_reduction")
     assert (
         found.message == "gradients are reduced 4 times per update: transfers of the first 3 times take 15 % of a step"

@@ -159,7 +159,7 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Launched) -> Ex
         return ExposedSplit({}, 0, size)
     waits: dict[int, int] = {}
     for since, until in exposed:
-        skew = _awaited(facts, buckets.skews, since, until) if measured else _awaited_in_sync(buckets, since, until)
+        skew = _awaited(facts, buckets.skews, since, until) if measured else _awaited_in_sync(facts, buckets, since, until)
         if skew is not None and skew.last > since:
             _add_ns(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
     return ExposedSplit(waits, size - sum(waits.values()), 0)
@@ -183,12 +183,16 @@ def _awaited(facts: RankFacts, skews: Sequence[BucketSkew | None], since: int, u
     return None
 
 
-def _awaited_in_sync(buckets: Launched, since: int, until: int) -> BucketSkew | None:
-    """Does the same for a rank without completions: the backward only waited for its buckets in that stretch."""
+def _awaited_in_sync(facts: RankFacts, buckets: Launched, since: int, until: int) -> BucketSkew | None:
+    """Does the same for a rank without completions: the backward only waited for its buckets in that stretch.
+
+    It did not wait for those that it launched itself only after that.
+    """
     before = bisect_right(buckets.lasts, until) - 1
     if before >= 0 and (last := buckets.lasts[before]) > since:
         return buckets.ordered[bisect_left(buckets.lasts, last)]
-    return next((skew for skew in buckets.skews if skew is not None and skew.last > since), None)
+    launches = zip(buckets.skews, facts.launch, strict=True)
+    return next((skew for skew, own in launches if skew is not None and own < until and skew.last > since), None)
 
 
 _last = attrgetter("last")
