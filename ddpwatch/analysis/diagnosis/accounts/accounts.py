@@ -159,7 +159,9 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Launched) -> Ex
         return ExposedSplit({}, 0, size)
     waits: dict[int, int] = {}
     for since, until in exposed:
-        skew = _awaited(facts, buckets.skews, since, until) if measured else _awaited_in_sync(facts, buckets, since, until)
+        skew = (
+            _awaited(facts, buckets.skews, since, until) if measured else _awaited_in_sync(facts, buckets, since, until)
+        )
         if skew is not None and skew.last > since:
             _add_ns(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
     return ExposedSplit(waits, size - sum(waits.values()), 0)

@@ -65,7 +65,7 @@ class LateRank:
         """Takes a watched step, to find out why it was late, if it was."""
         deviation, is_late = self.streak.deviation_in(facts.across.step)
         if is_late and deviation <= self.streak.outlier_ns and facts.across.members >= set(self.peers):
-            self.cause.add_step(facts, deviation)
+            self.cause.add_step(facts, int(deviation))
 
     def add_split(self, split: StepSplit) -> None:
         """Takes the waits of any step."""

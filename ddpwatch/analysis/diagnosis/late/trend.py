@@ -23,9 +23,8 @@ class Line(NamedTuple):
 
 def line_through(points: Sequence[tuple[int, float]], last: int) -> Line:
     """Returns the line of the least squares, up to ``last``."""
-    xs, ys = zip(*points, strict=True)
-    x, y = fmean(xs), fmean(ys)
-    xs, ys = [value - x for value in xs], [value - y for value in ys]
+    x, y = map(fmean, zip(*points, strict=True))
+    xs, ys = [at - x for at, _ in points], [value - y for _, value in points]
     xx, xy, yy = sum(map(mul, xs, xs)), sum(map(mul, xs, ys)), sum(map(mul, ys, ys))
     slope = xy / xx if xx else 0.0
     return Line(slope, slope * xy / yy if yy else 0.0, last, y + slope * (last - x))
