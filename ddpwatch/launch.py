@@ -96,7 +96,7 @@ class Launch:
         found = []
         with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
             for view in rundir.last_views():
-                if view.stem.startswith(self.name):
+                if rundir.run_of(view).startswith(self.name):
                     found += [m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:]
         return [error for error in found if error]
 
@@ -107,8 +107,8 @@ class Launch:
 
         found = []
         with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
-            views = [view for view in rundir.last_views() if view.stem.startswith(self.name)]
-            found = [f"{view.stem}: {clean(report_of(view).verdict.text)}" for view in views]
+            views = [view for view in rundir.last_views() if rundir.run_of(view).startswith(self.name)]
+            found = [f"{rundir.run_of(view)}: {clean(report_of(view).verdict.text)}" for view in views]
         return found
 
     def without_run(self) -> list[str]:

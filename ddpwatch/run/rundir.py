@@ -39,6 +39,7 @@ SHARED_MEMORY = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mounts")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _NOTE_NAME = re.compile(r"\.?([0-9a-f]{12})\.(\d{1,9})\.(\d{1,18})\.\d{1,9}\.note(?:\.[0-9a-f]{8}\.new)?", re.ASCII)
+LAST_VIEW = ".last.mcap"  # so that nobody's recordings of other names are removed
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes, and ZeroMQ needs a few
 
 
@@ -365,13 +366,18 @@ def is_elsewhere(info: RunInfo) -> bool:
 
 def last_view(run_id: str) -> Path:
     """Returns the path of the recording in which an ended run leaves its snapshot, for viewers that attach late."""
-    return _path(run_id, ".mcap")
+    return _path(run_id, LAST_VIEW)
+
+
+def run_of(view: Path) -> str:
+    """Returns the id of the run that has left the recording."""
+    return view.name.removesuffix(LAST_VIEW)
 
 
 def last_views() -> list[Path]:
     """Returns the recordings that ended runs have left, newest first. Removes all but `KEEP_LAST_VIEWS`."""
     dated = []
-    for path in directory().glob("*.mcap"):
+    for path in directory().glob(f"*{LAST_VIEW}"):
         with contextlib.suppress(OSError):  # another collector may have removed it just now
             if stat.S_ISREG((status := path.stat()).st_mode):
                 dated.append((status.st_mtime, path))
@@ -422,6 +428,9 @@ def find(name: str) -> RunInfo:
         for info in runs_elsewhere():
             if info.run_id.startswith(name):
                 raise UsageError(f"{info.run_id} is on {info.host}", "log in there, and attach to it")
+        ended = next((view for view in last_views() if run_of(view).startswith(name)), None)
+        if ended is not None:
+            raise UsageError(f"{run_of(ended)} has ended", f"`ddpwatch replay {ended}` shows what it has left")
         raise UsageError(f"no live run called {name!r}", "`ddpwatch ls` lists the live runs")
     raise UsageError(f"{name!r} matches {len(runs)} runs", "give more of the id: " + ", ".join(r.run_id for r in runs))
 

@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from ddpwatch.run.rundir import RunInfo
+from ddpwatch.run.rundir import RunInfo, run_of
 from ddpwatch.tui.text import shorten_name
 
 MODAL_CSS = """
@@ -110,7 +110,7 @@ class RunPicker(ModalScreen[RunInfo | Path | None]):
 
 def _label(choice: RunInfo | Path) -> str:
     if isinstance(choice, Path):
-        return f"{_escaped(choice.stem)}   ended"
+        return f"{_escaped(run_of(choice))}   ended"
     return f"{_escaped(choice.run_id)}   {_escaped(choice.script)}   {choice.world_size} ranks"
 
 

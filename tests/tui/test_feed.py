@@ -64,7 +64,7 @@ class TestLive:
         assert events.get(timeout=60) == Attached("run-2")
 
     def test_an_ended_run_that_was_chosen_stays_although_another_started_before(self, output_buffer, feed_of, tmp_path):
-        ended = ended_recording(tmp_path / "old.mcap", [hello(0), step(0), bye()])
+        ended = ended_recording(tmp_path / "old.last.mcap", [hello(0), step(0), bye()])
         jobs = FakeJobs("run-1")
         feed, events = feed_of(jobs.feed(output=output_buffer))
         assert events.get(timeout=60) == Attached("run-1")
@@ -83,7 +83,7 @@ class TestLive:
         jobs = FakeJobs("run-1")
         feed, events = feed_of(jobs.feed())
         assert events.get(timeout=60) == Attached("run-1")
-        feed.choose(tmp_path / "old.mcap")
+        feed.choose(tmp_path / "old.last.mcap")
         assert events.get(timeout=60) == Note("old cannot be read: older recordings of ended runs are removed")
         assert events.get(timeout=60) == Attached("run-1")
 

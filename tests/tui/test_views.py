@@ -209,7 +209,7 @@ class TestEverywhere:
             await pilot.press("slash", *"99", "enter")
             await until(pilot, lambda: isinstance(app.screen, AskScreen))
             asked = str(app.screen.query_one(Static).render())
-            assert "99 selects no rank; show: there are ranks 0–7; running; node1" in asked
+            assert "99 selects no rank; show: there are ranks 0–7, states running, hosts node1" in asked
             await pilot.press("escape")
             assert len(app.session.overview.ranks) == 8
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.errors import DdpwatchError
+from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.run import rundir
 from ddpwatch.run.clock import boot_id, pid_namespace, start_ticks
 from tests.support.jobs import DDPWATCH, finished
@@ -182,10 +182,20 @@ def test_the_newest_last_views_are_found_while_others_go(run_directory: Path) ->
     for number in range(rundir.KEEP_LAST_VIEWS + 1):
         (view := rundir.last_view(f"run-{number}")).touch()
         os.utime(view, (number, number))
+    (mine := run_directory / "run.mcap").touch()
+    os.utime(mine, (0, 0))
     rundir.last_view("gone").symlink_to(run_directory / "nowhere")  # listed, and not there
-    found = [path.stem for path in rundir.last_views()]
+    found = [rundir.run_of(path) for path in rundir.last_views()]
     assert found == [f"run-{number}" for number in range(rundir.KEEP_LAST_VIEWS, 0, -1)]
     assert not rundir.last_view("run-0").exists()
+    assert mine.exists()  # the user's own recording, whatever its age
+
+
+def test_a_run_that_has_ended_is_found_as_its_recording(run_directory: Path) -> None:
+    rundir.last_view("train-1").touch()
+    with pytest.raises(UsageError, match="train-1 has ended") as found:
+        rundir.find("train")
+    assert f"`ddpwatch replay {run_directory / 'train-1.last.mcap'}`" in found.value.hint
 
 
 def test_a_long_run_keeps_its_mapped_files(run_directory: Path) -> None:

@@ -110,7 +110,7 @@ class LiveFeed(ThreadFeed):
         except (UsageError, OSError):  # deleted meanwhile
             self._go_back(path)
             return
-        self._post(Attached(path.stem, ended_s=ended_s))
+        self._post(Attached(rundir.run_of(path), ended_s=ended_s))
         while not self._stopped.is_set() and (batch := list(islice(frames, BATCH))):
             self._post_frames(batch)
         self._post(Over())
@@ -121,7 +121,7 @@ class LiveFeed(ThreadFeed):
         before = next((run for run in self._spec.list_runs() if run.run_id == self._shown), None)
         if before is not None and self._chosen is None:
             self._chosen = before
-            self._post(Note(f"{missing.stem} cannot be read: older recordings of ended runs are removed"))
+            self._post(Note(f"{rundir.run_of(missing)} cannot be read: older recordings of ended runs are removed"))
 
     def _read(self, endpoint: str, name: str, run: RunInfo | None) -> None:
         self._shown = name

@@ -40,7 +40,7 @@ def selecting(text: str, ranks: Mapping[int, RankState], status_of: Callable[[in
         hosts = sorted({state.hello.host for state in ranks.values() if state.hello is not None})
         states = dict.fromkeys(status_of(rank).value for rank in ranks)
         named = [*hosts[:MOST_HOSTS], *(["…"] if hosts[MOST_HOSTS:] else [])]
-        there = f"ranks {spans(list(ranks))}; {', '.join(states)}; {', '.join(named)}"
+        there = f"ranks {spans(list(ranks))}, states {', '.join(states)}, hosts {', '.join(named)}"
         raise UsageError(f"{text.strip()} selects no rank", f"there are {there}")
     return chosen
 
