@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ddpwatch.run.rundir import RunInfo
 
-USES_RUN_DIRECTORY = {None, "_stdio", "attach", "ls", "metrics", "record", "run", "whatif"}
+USES_RUN_DIRECTORY = {None, "_stdio", "attach", "explain", "ls", "metrics", "record", "run", "whatif"}
 
 
 def _say_fallback() -> None:

@@ -174,7 +174,7 @@ def whatif(
         cap, first_cap, hook, link, without_rank, world, accumulate, bucket_view, static_graph, no_input, free
     )
     changes, measured = question.changes(), None if wire is None else read_wire(wire)
-    if "://" not in source and (Path(source).exists() or os.sep in source or source.endswith(".mcap")):
+    if _is_file(source):
         recorded, notes = recorded_in(Path(source))
         for note in notes:
             print_note(note)
@@ -188,6 +188,43 @@ def whatif(
     check_answered(result)
     if not as_json:
         print(render_whatif(result, bool(changes)))
+
+
+@app.command()
+def explain(
+    target: Annotated[
+        str | None, typer.Argument(metavar="RUN|FILE", help="A live run (default: the newest), or a recording.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(metavar="R", min=0, help="The rank (default: the late one).")] = None,
+    peer: Annotated[
+        int | None,
+        typer.Option("--with", metavar="P", min=0, help="The rank to compare it with (default: an alike one)."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=3, help="Sample N steps (default: some 3 seconds of them).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show why a rank is late: the lines of code that it spends more time in than another rank.
+
+    Both ranks sample the stack of their training thread for some steps. Of a recording, show what was sampled then.
+    """
+    from ddpwatch.report.explained import explained_in, render_explanation
+
+    if target is not None and _is_file(target):
+        if rank is not None or peer is not None or steps is not None:
+            raise UsageError("--rank, --with and --steps are for live runs", "a recording has what was sampled then")
+        found = explained_in(opened(Path(target)))
+    else:
+        from ddpwatch.viewer.explain import explain_live
+        from ddpwatch.viewer.live_source import LiveSource
+
+        source = LiveSource(endpoint_of(*resolve(target)))
+        found = [explain_live(source, rank, peer, steps, lambda text: say(f"ddpwatch: {text}"))]
+    if as_json:
+        print_json(found)
+    else:
+        print("\n\n".join(map(render_explanation, found)))
 
 
 @app.command()
@@ -218,6 +255,11 @@ def export(
         say(line)
     for text in recording.left_out:
         print_note(text)
+
+
+def _is_file(target: str) -> bool:
+    """Returns whether a recording is meant, not a run."""
+    return "://" not in target and (Path(target).exists() or os.sep in target or target.endswith(".mcap"))
 
 
 def _print_lines(

@@ -88,7 +88,7 @@ def endpoint_of(info: RunInfo | None, endpoint: str | None) -> str:
         return endpoint
     info = info or rundir.newest_run()
     if info is None:
-        raise UsageError("no run to record", "start one first; `ddpwatch ls` lists the live runs")
+        raise UsageError("no live run", "start one first; `ddpwatch ls` lists the live runs")
     return info.publish
 
 

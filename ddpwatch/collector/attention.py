@@ -1,4 +1,4 @@
-"""Grants ranks the budget that viewers ask for, as long as they look (`ddpwatch.sampling.lease`)."""
+"""Gives ranks what viewers ask for: a budget as long as they look (`ddpwatch.sampling.lease`), and sampled stacks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import islice
 
+from msgspec import structs
+
 from ddpwatch.collector.hub import RankEntry
 from ddpwatch.run import blackbox, rundir
 from ddpwatch.sampling.lease import LeasePage
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire.messages import Hello, Step, decode
 
 LEAD_STEPS = 2  # from the step that is open to the first of a new budget
 INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello
 RECENT_STEPS = 16  # by which the length of a step is judged
 NODES_LEAD_NS = 500_000_000  # if other nodes have to get it first
+ORDER_LEAD_NS = 1_000_000_000  # of an order, which sender threads read when they wake
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -30,6 +34,7 @@ class Attention:
 
     Attributes:
         lead_ns: How far ahead a new budget starts at least.
+        order: To sample stacks; None without one.
     """
 
     def __init__(self, run_id: str, world_size: int, ranks: Mapping[int, RankEntry]) -> None:
@@ -40,6 +45,7 @@ class Attention:
         self.lead_ns = 50_000_000
         self._introduced_by = time.monotonic_ns() + INTRODUCED_NS
         self._wanted_ppm = 0
+        self.order: StackOrder | None = None
         self._page: LeasePage | None = None
         try:
             if (path := rundir.lease(run_id)) is not None:
@@ -76,6 +82,22 @@ class Attention:
         if wanted_ppm != granted and (self._all_introduced() or now > self._introduced_by):
             self._grant(self._page, wanted_ppm, now)
         self._page.renew(now)
+
+    def follow_order(self, order: StackOrder | None) -> None:
+        """Passes on an order that has its first slot, or withdraws the one before."""
+        if self._page is not None and order != self.order:
+            self._page.order(order)
+            self.order = order
+
+    def take_order(self, wanted: StackOrder | None) -> None:
+        """Gives ranks the order that a viewer wants, from a step on that none has reached; None withdraws it."""
+        if wanted is None:
+            self.follow_order(None)
+        elif self._page is not None and (self.order is None or self.order.number != wanted.number):
+            slot = self._open_slot()
+            if slot is not None:
+                first = slot + LEAD_STEPS + self._steps_in(ORDER_LEAD_NS + self.lead_ns)
+                self.follow_order(structs.replace(wanted, first_slot=first))
 
     def _all_introduced(self) -> bool:
         """Returns whether every rank has said hello, and so has opened the page."""

@@ -17,10 +17,11 @@ import zmq
 from ddpwatch.collector.attention import NODES_LEAD_NS, Attention
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.nodes import AdmittedNode
-from ddpwatch.collector.protocol import Welcome
+from ddpwatch.collector.protocol import GrantedLease, Welcome
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import Uplink
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Admit, Connect, ControlSocket, Listen, Report, Unreachable
 from ddpwatch.wire.messages import RANK_MESSAGES, Bye, Device, Group, Hello, Layout, Message, RankSample, decode
@@ -82,8 +83,11 @@ class NodeLinks:
                 self.report(listening)
             yield from self._root.receive(polled)
         if self._uplink is not None:
-            for lease in self._uplink.turn(polled):
-                self._attention.follow(lease.ppm, lease.first_slot, time.monotonic_ns())
+            for wish in self._uplink.turn(polled):
+                if isinstance(wish, GrantedLease):
+                    self._attention.follow(wish.ppm, wish.first_slot, time.monotonic_ns())
+                else:
+                    self._attention.follow_order(wish)
             if self._uplink.is_unreachable and not self._has_complained:
                 self._has_complained = True
                 self.report(Unreachable(self._uplink.endpoint))
@@ -100,6 +104,14 @@ class NodeLinks:
             self._attention.renew(wanted_ppm, time.monotonic_ns())
             if self._root is not None:
                 self._root.lease(self._attention.term(time.monotonic_ns()))
+
+    def order(self, wanted: StackOrder | None) -> None:
+        """Passes on the order to sample stacks that a viewer wants. An agent takes none: it has only its ranks."""
+        if not self._is_agent:
+            before = self._attention.order
+            self._attention.take_order(wanted)
+            if self._root is not None and self._attention.order not in (None, before):
+                self._root.order(self._attention.order)
 
     def send_up(self, message: Message, frame: bytes) -> None:
         """Sends a frame up from an agent, unless it is about this collector."""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire.messages import Count, Name, Ns
 
 PROTOCOL_VERSION: Final = 1
@@ -92,7 +93,7 @@ class GrantedLease(msgspec.Struct, tag="lease", frozen=True):
 
 
 Up = Open | Introduction | Batch | Ping
-Down = Welcome | Reopen | Ack | Pong | GrantedLease
+Down = Welcome | Reopen | Ack | Pong | GrantedLease | StackOrder
 _encoder = msgspec.msgpack.Encoder()
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

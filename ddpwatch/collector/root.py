@@ -35,6 +35,7 @@ from ddpwatch.collector.protocol import (
 )  # fmt: skip
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import clock
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Listen, Listening
 
@@ -109,6 +110,12 @@ class Root:
         if term is not None:
             for node in self.nodes.connected():
                 self._send(node.connection, GrantedLease(*term))
+
+    def order(self, order: StackOrder | None) -> None:
+        """Sends an order to sample stacks to all nodes."""
+        if order is not None:
+            for node in self.nodes.connected():
+                self._send(node.connection, order)
 
     def drain(self) -> None:
         """Counts the handshakes that have failed: an event that nobody receives blocks ZeroMQ."""

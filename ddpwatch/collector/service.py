@@ -178,6 +178,7 @@ class Collector:
         if is_due or self._viewers in ready or self._snapshots.is_sending:
             self._snapshots.serve()
             self._links.grant(max(self._snapshots.wanted_ppm, self._own_ppm), is_due)
+            self._links.order(self._snapshots.order)
 
     def _tick(self) -> None:
         """Does what is due twice a second."""

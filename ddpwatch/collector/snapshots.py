@@ -1,4 +1,4 @@
-"""What viewers ask for: snapshots, sent piece by piece to those that are slow to read, and budgets for sampling."""
+"""What viewers ask for: snapshots, sent piece by piece to those slow to read, budgets for sampling, and stacks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import zmq
 
 from ddpwatch.collector.hub import Hub
 from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.sampling.stack_order import StackOrder, parse_topic
 from ddpwatch.wire import transport
-from ddpwatch.wire.transport import LIVE, SNAPSHOT, WANT, Envelope, Socket
+from ddpwatch.wire.transport import LIVE, SNAPSHOT, STACKS, WANT, Envelope, Socket
 
 RETRY_S = 0.25
 RETRY_MAX_S = 4.0
@@ -45,11 +46,17 @@ class Snapshots:
         self._pending: dict[bytes, _Pending] = {}
         self.has_viewers = False
         self._wanted: set[int] = set()
+        self._orders: dict[bytes, StackOrder] = {}  # by topic
 
     @property
     def wanted_ppm(self) -> int:
         """The largest budget that viewers ask for, in ppm of a step; 0 while nobody does."""
         return min(max(self._wanted, default=0), FULL_PPM)
+
+    @property
+    def order(self) -> StackOrder | None:
+        """The order to sample stacks that a viewer waits for, the oldest of several; None without one."""
+        return next(iter(self._orders.values()), None)
 
     @property
     def is_sending(self) -> bool:
@@ -80,6 +87,8 @@ class Snapshots:
                 self.has_viewers = request[:1] == b"\x01"
             elif topic.startswith(WANT):
                 self._note_wanted(topic.removeprefix(WANT), request[:1] == b"\x01")
+            elif topic.startswith(STACKS):
+                self._note_order(topic.removeprefix(STACKS), request[:1] == b"\x01")
             if request[:1] == b"\x00":
                 self._pending.pop(topic, None)
             elif request[:1] == b"\x01" and topic.startswith(SNAPSHOT):
@@ -94,6 +103,13 @@ class Snapshots:
             self._wanted.discard(int(budget))
         elif len(self._wanted) < MAX_PENDING:
             self._wanted.add(int(budget))
+
+    def _note_order(self, topic: bytes, subscribed: bool) -> None:
+        order = parse_topic(topic)
+        if not subscribed:
+            self._orders.pop(topic, None)
+        elif order is not None and len(self._orders) < MAX_PENDING:
+            self._orders.setdefault(topic, order)
 
     def _send(self, topic: bytes, pending: _Pending, now: float) -> None:
         before = pending.sent

@@ -33,6 +33,7 @@ from ddpwatch.collector.protocol import (
     unpack_down,
 )  # fmt: skip
 from ddpwatch.run import clock
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Connect
 from ddpwatch.wire.messages import Bye, ClockExchange, Group, Hello, Layout, Message, Step, encode
@@ -237,9 +238,9 @@ class Uplink:
         self._has_hello = self._has_hello or isinstance(message, Hello)
         self._queue.add_frame(frame, _key(message))
 
-    def turn(self, polled: transport.Polled = transport.NOT_POLLED) -> list[GrantedLease]:
-        """Sends and receives what there is; the leases that have come. Never waits."""
-        leases = [lease for lease in starmap(self._heard, self._received(polled)) if lease is not None]
+    def turn(self, polled: transport.Polled = transport.NOT_POLLED) -> list[GrantedLease | StackOrder]:
+        """Sends and receives what there is; the leases and orders that have come. Never waits."""
+        wishes = [wish for wish in starmap(self._heard, self._received(polled)) if wish is not None]
         now = time.monotonic()
         self._add_steps(self._packer.flush(time.monotonic_ns()))
         if now - self._heard_s > (SILENT_S if self._is_welcome else ANSWER_S):
@@ -249,7 +250,7 @@ class Uplink:
                 self._ping()
             for batch in self._queue.unsent():
                 self._send(batch)
-        return leases
+        return wishes
 
     @property
     def endpoint(self) -> str:
@@ -300,12 +301,12 @@ class Uplink:
                 return
             yield data, next(moments)
 
-    def _heard(self, data: bytes, there_ns: int) -> GrantedLease | None:
+    def _heard(self, data: bytes, there_ns: int) -> GrantedLease | StackOrder | None:
         message = unpack_down(data)
         if message is None:
             return None
         self._heard_s = time.monotonic()
-        if isinstance(message, GrantedLease):
+        if isinstance(message, (GrantedLease, StackOrder)):
             return message
         self._obey(message, there_ns)
         return None

@@ -35,7 +35,9 @@ from ddpwatch.wire.messages import (
     Mark,
     Message,
     Node,
+    SampledLine,
     Stack,
+    StackSamples,
     Status,
     encode,
 )
@@ -135,6 +137,20 @@ def _stack(text: str) -> str:
     return "\n".join(f'  File "{file}", line {line} in {name}' for file, line, name in calls)
 
 
+def _lines(lines: list[SampledLine]) -> list[SampledLine]:
+    return [
+        replace(
+            line,
+            phase=_PHASE(line.phase),
+            module=word("param", line.module),
+            file=word("path", line.file),
+            function=word("call", line.function),
+            inner=word("call", line.inner),
+        )
+        for line in lines
+    ]
+
+
 _PHASE = _word("phase", "|".join(PHASES))
 _PRODUCT = _word("device", r"(?:NVIDIA|Tesla|GeForce|Quadro|GRID|AMD|Intel)[A-Za-z0-9 .()+-]{1,60}|\d+ CPUs")
 _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
@@ -166,6 +182,7 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     },
     Beat: {"phase": _PHASE, "activity": _word("activity", "data|save|compile|validation|graph")},
     Stack: {"text": _stack},
+    StackSamples: {"lines": _lines},
     Mark: {"name": _word("mark"), "off": _word("feature", "|".join(FEATURES))},
     Device: {
         "host": _word("host"),

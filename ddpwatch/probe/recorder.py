@@ -123,6 +123,11 @@ class StepRecorder:
         return int(self._phase_start)
 
     @property
+    def slot(self) -> int:
+        """Of the step that training is in (see `StepRecord`), for any thread: an optimizer's end begins the next."""
+        return self._synced + self._unsynced + (self.phase == "input" and self.current is not None)
+
+    @property
     def validation(self) -> tuple[int, int] | None:
         """The validation since the last step: its start, and the end of its newest forward (ns)."""
         return self._validation

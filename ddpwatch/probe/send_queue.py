@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from ddpwatch.probe.record import StepRecord
-from ddpwatch.wire.messages import Group, Hello, Layout, Mark, Message
+from ddpwatch.wire.messages import Group, Hello, Layout, Mark, Message, StackSamples
 
 BACKLOG = 4096
 
@@ -53,7 +53,7 @@ class SendQueue:
             self.dropped += records[0].steps
         records.append(record)
 
-    def post(self, message: Hello | Group | Layout | Mark) -> None:
+    def post(self, message: Hello | Group | Layout | Mark | StackSamples) -> None:
         """Accepts any other message. From a full backlog the oldest is dropped."""
         if isinstance(message, Hello):
             self.hello = message

@@ -26,6 +26,7 @@ from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.send_queue import SendQueue
+from ddpwatch.probe.stack_sampling import StackSampling
 from ddpwatch.probe.stacks import StackTaker
 from ddpwatch.run import rundir
 from ddpwatch.wire import transport
@@ -82,6 +83,7 @@ class Sender(threading.Thread):
         self._guard = guard
         self._heartbeat = heartbeat or Heartbeat(rank, recorder)
         self._stacks = StackTaker(rank, threading.get_ident())  # it is made on the training thread
+        self._sampling = StackSampling(rank, recorder, queue.post, guard)
         self._starting_until_s = time.monotonic() + STARTING_S
         self._stopping = threading.Event()
         self._goodbye: Bye | None = None
@@ -113,6 +115,7 @@ class Sender(threading.Thread):
             until_s = max(self._starting_until_s, time.monotonic() + ANSWER_S)
             self._starting_until_s = min(until_s, time.monotonic() + most_s / 2)
         self._stopping.set()
+        self._sampling.stop()
         self._queue.wakes.put(None)
         starting_s = 0.0 if self._sink is not None else max(0.0, self._starting_until_s - time.monotonic())
         self.join(min(starting_s + STOP_S, most_s))
@@ -239,6 +242,7 @@ class Sender(threading.Thread):
         self._rendezvous.tend()
         self._introduce_again()
         self._guard.run(WATCHING, self._queue.make_steps)
+        self._guard.run("stack samples", self._sampling.follow_order)
         self._send_messages()
         now, records = time.monotonic_ns(), self._queue.records
         while records and self._may_go(records[0], now):

@@ -24,7 +24,7 @@ from ddpwatch.common.text import clean
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.headline import tiles
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
-from ddpwatch.report.tables import collective_tables, phase_table
+from ddpwatch.report.tables import collective_tables, explanation_table, phase_table
 from ddpwatch.report.text import chosen_sentence, cost_sentence
 from ddpwatch.wire.messages import ALL_REDUCE, OWN_COLLECTIVES, Layout
 
@@ -42,11 +42,12 @@ def render_html(report: Report, outline: Outline, layouts: list[Layout], version
         layouts: The source of parameter names.
         version: Of ddpwatch.
     """
+    shown = [*collective_tables(report), *map(explanation_table, report.explained)]
     data = {
         "report": _cleaned(report.as_json()),
         "tiles": list(tiles(report).items()),
         "phases": phase_table(report).rows,
-        "collectives": _cleaned([(found.title, found.header, found.rows) for found in collective_tables(report)]),
+        "collectives": _cleaned([(found.title, found.header, found.rows) for found in shown]),
         "lost": _cleaned(_lost(report)),
         "cost": " · ".join(filter(None, (cost_sentence(report), chosen_sentence(report)))),
         "incidents": _cleaned([_incident(row, report) for row in report.incidents]),

@@ -73,4 +73,4 @@ def plain(text: str) -> str:
 def _table(table: Table) -> list[str]:
     rows = [[plain(cell) for cell in row] for row in table.rows]
     lines = ["| " + " | ".join(cells) + " |" for cells in [table.header, ["--:"] * len(table.header), *rows]]
-    return [f"### {table.title}", "", *lines, ""]
+    return [f"### {plain(table.title)}", "", *lines, ""]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ddpwatch.analysis.diagnosis.words.account_names import phase_name
+from ddpwatch.analysis.explanation import Explanation
 from ddpwatch.analysis.figures import CollectiveFigures, RankFigures, Report
 from ddpwatch.analysis.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
-from ddpwatch.common.text import UNKNOWN, adding_up, number, one_of, percent, size, three_digits
+from ddpwatch.common.text import UNKNOWN, adding_up, clean, number, one_of, percent, plus_minus, size, three_digits
 
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], str]]
@@ -78,7 +79,8 @@ def tables(report: Report, omit: Collection[str] = ()) -> list[Table]:
     if all(row.clock_error_ms is None for row in report.ranks):
         omit = {*omit, CLOCK_COLUMN}
     ranks = _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report.ranks, omit)
-    found = [phase_table(report), ranks, *collective_tables(report, omit)]
+    explained = map(explanation_table, report.explained)
+    found = [phase_table(report), ranks, *explained, *collective_tables(report, omit)]
     return [table for table in found if table.rows]
 
 
@@ -100,6 +102,20 @@ def _numbered(row: CollectiveFigures) -> str:
 
 def _role(row: CollectiveFigures) -> str:
     return f"{row.role} {row.group_size or UNKNOWN}".lstrip()
+
+
+def explanation_table(found: Explanation) -> Table:
+    """Returns the lines of code that explain a rank, in ms a step."""
+    rows = []
+    for line in found.lines:
+        row = [line.phase or UNKNOWN, line.module or UNKNOWN, line.place, number(line.ms)]
+        if found.peer is not None:
+            more = plus_minus(number(line.difference_ms), number(line.reach_ms))
+            row += [number(line.peer_ms), more, "yes" if line.certain else "no"]
+        rows.append(row)
+    columns = [] if found.peer is None else [f"rank {found.peer}", "more", "sure"]
+    title = f"Explained: {clean(found.text)} (ms a step, in {found.steps} steps)"
+    return Table(title, ["phase", "module", "function", f"rank {found.rank}", *columns], rows)
 
 
 def phase_table(report: Report) -> Table:

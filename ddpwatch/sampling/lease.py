@@ -4,12 +4,13 @@ Viewers and the recording ask the collector for a budget. The collector grants i
 rank maps read-only and reads at the start of a step: a few words of memory, no system call. Without a page, nothing is
 granted.
 
-The page has four words of 8 bytes, each written and read as a whole, so that none is ever torn:
+The page has words of 8 bytes, each written and read as a whole, so that none is ever torn:
 
 - what it is: a hash of the format, the host's boot and the time namespace, as another clock's deadline means nothing;
 - the deadline in monotonic ns, which the collector renews: a lease does not outlive its collector by much;
 - two terms: each a budget, and the number of the first step that it holds for. The newest that has been reached holds,
-  and the collector replaces the older one. So all ranks switch at the same step, into a lease and out of it.
+  and the collector replaces the older one. So all ranks switch at the same step, into a lease and out of it;
+- an order to sample stacks, in several words: the number of the order is written last and removed first.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from ddpwatch.errors import UsageError
 from ddpwatch.run import clock
 from ddpwatch.run.blackbox import new_page
 from ddpwatch.run.regular import open_regular
+from ddpwatch.sampling.stack_order import StackOrder
 
 FULL_PPM = 1_000_000  # of a step: whatever full steps cost
 NORMAL_PPM = 10_000
 DETAILS = {"low": 0, "normal": NORMAL_PPM, "high": FULL_PPM, "full": FULL_PPM}
 LEASE_NS = 2_000_000_000
 LONGEST_NS = 60_000_000_000  # a deadline further away is a false one
-_WORDS = 4
-_KIND, _DEADLINE, _FIRST_TERM, _SECOND_TERM = range(_WORDS)
+_WORDS = 9
+_KIND, _DEADLINE, _FIRST_TERM, _SECOND_TERM, _ORDER, *_ORDERED = range(_WORDS)  # the other fields of a `StackOrder`
 _BUDGET_BITS = 20  # of a term; the rest is the step, so newer terms are greater numbers
 _BUDGET_MASK = (1 << _BUDGET_BITS) - 1
 SIZE = mmap.PAGESIZE
@@ -83,9 +85,14 @@ def detail_of_job(environment: Mapping[str, str], records: bool) -> int:
 
 
 class Lease:
-    """The reading end, in a rank. Grants nothing until it has a page."""
+    """The reading end, in a rank. Grants nothing until it has a page.
+
+    Attributes:
+        sampled: The slots whose stacks this rank samples: it needs to know their phases, whatever that costs.
+    """
 
     def __init__(self) -> None:
+        self.sampled = range(0)
         self._words: Sequence[int] | memoryview = (0,) * _WORDS
 
     def open(self, path: Path | None) -> None:
@@ -103,6 +110,8 @@ class Lease:
 
     def budget_ppm(self, slot: int, now: int) -> int:
         """Returns the budget for a step that starts now (monotonic ns), as millionths of it; 0 without a lease."""
+        if slot in self.sampled:
+            return FULL_PPM
         words = self._words
         if not 0 < words[_DEADLINE] - now <= LONGEST_NS:
             return 0
@@ -110,6 +119,13 @@ class Lease:
         if other >> _BUDGET_BITS <= slot and (other > term or term >> _BUDGET_BITS > slot):
             term = other
         return min(term & _BUDGET_MASK, FULL_PPM) if term >> _BUDGET_BITS <= slot else 0
+
+    def order(self) -> StackOrder | None:
+        """Returns the order to sample stacks; None without one."""
+        words = self._words
+        number = words[_ORDER]
+        fields = [words[word] for word in _ORDERED]
+        return StackOrder(number, *fields) if number and number == words[_ORDER] else None
 
 
 class LeasePage:
@@ -147,6 +163,15 @@ class LeasePage:
     def renew(self, now: int) -> None:
         """Lets what is granted hold for `LEASE_NS` from now on."""
         self._words[_DEADLINE] = now + LEASE_NS
+
+    def order(self, order: StackOrder | None) -> None:
+        """Orders stacks to be sampled, or withdraws what was ordered."""
+        self._words[_ORDER] = 0
+        if order is not None:
+            fields = (order.rank, order.peer, order.steps, order.first_slot)
+            for word, value in zip(_ORDERED, fields, strict=True):
+                self._words[word] = value
+            self._words[_ORDER] = order.number
 
     def term(self, now: int) -> tuple[int, int] | None:
         """Returns the budget granted last and its first slot, 0 ppm included; None once the lease has run out."""

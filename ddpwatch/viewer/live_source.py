@@ -15,6 +15,7 @@ import zmq
 
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.run import rundir
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.viewer.over_ssh import address
 from ddpwatch.viewer.over_ssh.link import SshLink
 from ddpwatch.wire import node_step, transport
@@ -157,6 +158,10 @@ class LiveSource:
         if isinstance(self._socket, SshLink):
             self.over, self.trouble = self._socket.over, self._socket.trouble
         return frames
+
+    def order_stacks(self, order: StackOrder) -> None:
+        """Asks for samples of stacks, which come as any other frame; until this is closed."""
+        self._socket.subscribe(transport.STACKS + order.topic)
 
     def close(self) -> None:
         self._socket.close()

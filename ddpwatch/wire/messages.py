@@ -52,6 +52,7 @@ NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on afte
 Feature = Literal[
     "watching", "bucket layouts", "ready times", "process groups", "collectives", "buffer waits", "validations",
     "data waits", "saves", "compilations", "garbage collections", "marks", "stacks", "heartbeats", "closing",
+    "stack samples",
 ]  # fmt: skip
 FEATURES: Final[tuple[str, ...]] = get_args(Feature)
 WATCHING: Final = "watching"
@@ -401,6 +402,62 @@ class Stack(msgspec.Struct, tag="stack", tag_field="type", kw_only=True, omit_de
     threads: Count = 1
 
 
+class SampledLine(msgspec.Struct, array_like=True):
+    """Where a sampled thread was: ``function`` at ``file``:``line``, in the forward of ``module``; empty if unknown.
+
+    It is the innermost call outside of torch and the standard library, and ``inner`` the innermost of all if that is
+    another. The phase is that of the step, empty in a bare one.
+    """
+
+    phase: Name
+    module: Name
+    file: Name
+    line: Count
+    function: Name
+    inner: Name = ""
+
+
+class StackSamples(msgspec.Struct, tag="stack_samples", tag_field="type", kw_only=True, omit_defaults=True):
+    """Samples of the training thread's stack, which an order (`ddpwatch.sampling.stack_order`) has asked for.
+
+    ``order`` is its number, ``explained`` the rank that it wants explained, and ``peer`` the one to compare it with,
+    None without one. ``slots`` are the steps that were sampled, of which the first and the last only in part.
+    The other columns are the samples in turn: in which of these steps, at which of the ``lines``, and the time since
+    the sample before, in ns; successive ones of one step and line are one.
+
+    ``count`` is how often it was sampled between ``start_ns`` and ``end_ns``, ``longest_ns`` the longest time without
+    a sample, and ``cpu_ns`` the CPU time of the sampling. What the operating system says of the training thread for
+    the same time is None if it does not: how long it ran, how long it waited for a core, how often it was made to leave
+    one, and how many pages came from a disk.
+    """
+
+    rank: Rank
+    order: Count
+    explained: Rank
+    peer: Rank | None = None
+    start_ns: Ns
+    end_ns: Ns
+    count: Count
+    longest_ns: Count
+    cpu_ns: Count
+    slots: Column
+    lines: Annotated[list[SampledLine], Meta(max_length=65536)]
+    sample_slot: Column
+    sample_line: Column
+    sample_ns: Column
+    run_ns: Count | None = None
+    wait_ns: Count | None = None
+    preempted: Count | None = None
+    major_faults: Count | None = None
+
+    def __post_init__(self) -> None:
+        if len({len(self.sample_slot), len(self.sample_line), len(self.sample_ns)}) > 1:
+            raise ValueError("sample columns differ in length")
+        for column, table in ((self.sample_slot, self.slots), (self.sample_line, self.lines)):
+            if column and not 0 <= min(column) <= max(column) < len(table):
+                raise ValueError("a sample is of no step or line")
+
+
 class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True, omit_defaults=True):
     """The collector about itself, twice a second.
 
@@ -510,11 +567,12 @@ Message = (
     | NodeStep
     | ClockExchange
     | Node
+    | StackSamples
 )
 MESSAGE_TYPES: Final[dict[str, type[msgspec.Struct]]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Message)
 }
-RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye, Stack)
+RANK_MESSAGES: Final = (Hello, Group, Layout, Step, Beat, Mark, Bye, Stack, StackSamples)
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -11,7 +11,8 @@ its snapshot on the token's topic, then an empty frame with the newest sequence 
 up to that number.
 
 A viewer that somebody looks at also subscribes to ``WANT`` + a budget in ppm of the step: nothing is ever sent there,
-but the collector sees it, and raises the sampling (`ddpwatch.sampling.lease`). ZeroMQ unsubscribes a viewer that dies.
+but the collector sees it, and raises the sampling (`ddpwatch.sampling.lease`). ``STACKS`` + an order asks ranks for
+samples of their stacks in the same way (`ddpwatch.sampling.stack_order`). ZeroMQ unsubscribes a viewer that dies.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ddpwatch.wire.messages import MAX_FRAME_BYTES, Message
 LIVE: Final = b"live"
 SNAPSHOT: Final = b"snap."
 WANT: Final = b"want."
+STACKS: Final = b"stacks."
 RANK_QUEUE: Final = 1000
 VIEWER_QUEUE: Final = 6_000  # messages: up to 384,000 frames, or 375 MiB of frames that are no larger than a message
 PUBLISHED_FRAMES: Final = 64  # in a message, at most

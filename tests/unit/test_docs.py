@@ -26,6 +26,7 @@ from ddpwatch.tui.views import VIEWS
 from ddpwatch.version import NEWEST_TORCH, OLDEST_TORCH
 from ddpwatch.wire.messages import MESSAGE_TYPES
 from tests.support.runs import record, run_of
+from tests.support.sampled import a_pair
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -246,6 +247,13 @@ def test_the_report_has_the_documented_keys(tmp_path: Path) -> None:
     report = report_of(record(tmp_path / "run.mcap")).as_json()
     assert report["findings"]
     assert_documented(report)
+
+
+def test_explanations_have_the_documented_keys(tmp_path: Path) -> None:
+    received_ns = 1_800_000_000 * 10**9
+    report = report_of(record(tmp_path / "run.mcap", iter([*run_of(), *((each, received_ns) for each in a_pair())])))
+    assert report.explained
+    assert_documented(report.as_json())
 
 
 def test_the_comparison_has_the_documented_keys(tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ from ddpwatch.wire.messages import (
     Layout,
     Mark,
     Message,
+    SampledLine,
     Span,
     Stack,
+    StackSamples,
     Status,
     Step,
     decode,
@@ -42,7 +44,12 @@ EXAMPLES: list[Message] = [
     Bye(rank=None, by="collector", reason="finished", at_ns=1),
     Status(at_ns=1, frames=3, bytes=99, refused={"oversize": 1}),
     Stack(rank=0, at_ns=5, since_ns=2, step=1, text="Thread 0x1", threads=2),
-]
+    StackSamples(
+        rank=3, order=7, explained=3, peer=0, start_ns=1, end_ns=9, count=2, longest_ns=5, cpu_ns=1, slots=[4, 5],
+        lines=[SampledLine("forward", "a.0", "x.py", 3, "f", "")], sample_slot=[0, 1], sample_line=[0, 0],
+        sample_ns=[3, 5], run_ns=2,
+    ),
+]  # fmt: skip
 
 
 @st.composite
@@ -113,6 +120,18 @@ def test_columns_must_agree_in_length(column: str) -> None:
     raw = msgspec.to_builtins(Step(rank=0, step=0, start_ns=0, duration_ns=1))
     with pytest.raises(FrameError, match="columns differ"):
         decode(msgspec.msgpack.encode({**raw, column: ["all_reduce" if column == "comm_op" else 1]}))
+
+
+WRONG = [{"sample_ns": [3]}, {"sample_slot": [0, 2]}, {"sample_line": [0, -1]}, {"lines": []}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+    "wrong", [{"sample_ns": [3]}, {"sample_slot": [0, 2]}, {"sample_line": [0, -1]}, {"lines": []}]
+)
+def test_samples_are_of_a_step_and_a_line(wrong: dict[str, object]) -> None:
+    raw = msgspec.to_builtins(EXAMPLES[-1])
+    with pytest.raises(FrameError, match=r"columns differ|no step or line|of no step"):
+        decode(msgspec.msgpack.encode({**raw, **wrong}))
 
 
 @pytest.mark.parametrize("column", ["param_bytes", "param_rows", "param_kind"])

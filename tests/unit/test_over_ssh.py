@@ -300,7 +300,7 @@ def test_a_first_line_that_makes_no_sense_is_refused(ranks: str) -> None:
 
 
 def test_requests() -> None:
-    for topic in (b"live", b"snap.0123456789abcdef", b"want.10000"):
+    for topic in (b"live", b"snap.0123456789abcdef", b"want.10000", b"stacks.4294967295.1048575.0.100000"):
         assert protocol.parse_request(protocol.request(b"+", topic).rstrip()) == (b"+", topic)
     for line in (b"", b"live", b"+other", b"+snap." + b"x" * 100, b"!live"):
         assert protocol.parse_request(line) is None

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from ddpwatch.collector import devices, liveness, service
+from ddpwatch.collector.attention import LEAD_STEPS
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.liveness import Departure
 from ddpwatch.collector.root import Root
@@ -24,11 +25,15 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
 from ddpwatch.run.blackbox import BlackBox
 from ddpwatch.run.clock import boot_id, pid_namespace
+from ddpwatch.sampling.lease import Lease
+from ddpwatch.sampling.stack_order import StackOrder
+from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Listen
 from ddpwatch.wire.keys import new_key_pair
 from ddpwatch.wire.messages import Device, Hello, encode
 from ddpwatch.wire.transport import ReceiveClock
+from tests.support.jobs import wait_for
 
 RUN = f"r{os.getpid()}"  # black boxes of all run directories on disks are in one place
 
@@ -233,6 +238,40 @@ def test_a_place_is_looked_for_once_and_not_for_each_of_a_thousand_ranks(
     asked.clear()
     assert collector._attention._open_slot() == 5
     assert len(asked) <= 2
+
+
+def test_orders_of_viewers_reach_the_ranks_one_after_the_other(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a step on that none has reached; each stands as long as its viewer waits."""
+    hello = Hello(run_id=RUN, rank=0, world_size=1, host="h", pid=1)
+    collector._hub.keep(hello, encode(hello), 1)
+    lease, box = Lease(), BlackBox()
+    lease.open(rundir.lease(RUN))
+    box.open(rundir.blackbox(RUN, 0))
+    box.begin_step(7, 5)
+    endpoint = collector._viewers.getsockopt_string(transport.zmq.LAST_ENDPOINT)
+    first, second = LiveSource(endpoint), LiveSource(endpoint)
+
+    def ordered(number: int | None) -> bool:
+        collector._turn()
+        found = lease.order()
+        return (None if found is None else found.number) == number
+
+    try:
+        first.order_stacks(StackOrder(11, 0, 0, 20))
+        wait_for(lambda: ordered(11), "the first order")
+        second.order_stacks(StackOrder(12, 0, 0, 30))
+        collector._turn()
+        order = lease.order()
+        assert order is not None
+        assert (order.number, order.steps) == (11, 20)
+        assert order.first_slot >= 5 + LEAD_STEPS
+    finally:
+        first.close()
+    wait_for(lambda: ordered(12), "the second order")
+    second.close()
+    wait_for(lambda: ordered(None), "no order any more")
 
 
 def test_a_sample_that_fails_is_not_the_last(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from ddpwatch.collector.protocol import (
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.uplink import BATCH_BYTES, WINDOW, ClockPings, Uplink, UpQueue
 from ddpwatch.sampling.lease import FULL_PPM
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Admit, Connect, ControlSocket, Listen, Listening, Unreachable
 from ddpwatch.wire.keys import KeyPair, new_key_pair
@@ -200,7 +201,7 @@ class Pair:
     agent_keys: KeyPair = field(default_factory=new_key_pair)
     admitted: list[Admit] = field(default_factory=list)
     received: list[tuple[str, bytes]] = field(default_factory=list)
-    leases: list[GrantedLease] = field(default_factory=list)
+    leases: list[GrantedLease | StackOrder] = field(default_factory=list)
     uplinks: list[Uplink] = field(default_factory=list)
     dealers: list[transport.Socket] = field(default_factory=list)
     root: Root | None = None
@@ -318,6 +319,15 @@ def test_frames_go_up_in_order_and_leases_come_down(pair: Pair) -> None:
     root.lease((20_000, 41))
     pair.until(lambda: pair.leases)
     assert pair.leases == [GrantedLease(20_000, 41)]
+
+
+def test_orders_come_down(pair: Pair) -> None:
+    root, agent, order = pair.start(), pair.agent(), StackOrder(9, 2, 0, 50, 70)
+    pair.until(lambda: agent.welcome is not None)
+    root.order(None)
+    root.order(order)
+    pair.until(lambda: pair.leases)
+    assert pair.leases == [order]
 
 
 def test_what_is_to_be_typed_for_the_whole_run_holds_no_other_command() -> None:
@@ -552,6 +562,7 @@ def test_a_budget_that_is_none_is_refused() -> None:
     assert unpack_up(pack(Ping(1, 1 << 40))) is None
     assert unpack_down(pack(GrantedLease(FULL_PPM, 1 << 43))) == GrantedLease(FULL_PPM, 1 << 43)
     assert unpack_down(pack(GrantedLease(1, 1 << 50))) is None
+    assert unpack_down(pack(StackOrder(1, 1 << 30, 0, 5, 7))) is None
 
 
 def test_a_rank_is_on_the_first_host_that_names_it_until_that_one_gives_it_up() -> None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.version import __version__
-from ddpwatch.wire.transport import LIVE, SNAPSHOT, TRANSPORT_LIMIT, WANT
+from ddpwatch.wire.transport import LIVE, SNAPSHOT, STACKS, TRANSPORT_LIMIT, WANT
 
 PROTOCOL: Final = 1
 HERE: Final = b"\n"
@@ -57,7 +57,7 @@ def request(sign: bytes, topic: bytes) -> bytes:
 def parse_request(line: bytes) -> tuple[bytes, bytes] | None:
     """Returns the sign and topic of a line; None if it asks for nothing."""
     sign, topic = line[:1], line[1:]
-    known = topic == LIVE or topic.startswith((SNAPSHOT, WANT))
+    known = topic == LIVE or topic.startswith((SNAPSHOT, STACKS, WANT))
     return (sign, topic) if sign in (b"+", b"-") and known and len(topic) <= _TOPIC_BYTES else None
 
 

@@ -6,13 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from ddpwatch.common.call_sites import is_library
 from ddpwatch.wire.messages import Stack
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.+)$')
-_LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/|/ddpwatch/probe/"
-    r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
-)
 _COLLECTIVE = re.compile(r"/torch/distributed/(?:distributed_c10d|_functional_collectives)\.py$")
 
 
@@ -45,7 +42,7 @@ def call_stack(stack: Stack) -> CallStack | None:
             break  # the next thread
     if not found:
         return None
-    own = next((frame for frame in found if not _LIBRARY.search(frame[0])), found[0])
+    own = next((frame for frame in found if not is_library(frame[0])), found[0])
     return CallStack(
         at_ns=stack.at_ns,
         frames=tuple(f"{file}:{line} in {function}" for file, line, function in found[:32]),

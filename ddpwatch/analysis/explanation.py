@@ -1,0 +1,277 @@
+"""Why a rank is late: what it does in a step that an alike rank does not, by samples of both ranks' stacks.
+
+Each function of the user's code gets the time of its samples in each step, by phase and by module. Two ranks are
+compared step by step. A difference counts if it is beyond chance (Student's t on the means of stretches of steps, as
+neighbours are alike; the confidence holds for all lines together), and worth a word.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from ddpwatch.analysis.diagnosis.incident_json import Figures
+from ddpwatch.common.statistics import student
+from ddpwatch.common.text import number, percent
+from ddpwatch.common.units import NS_PER_MS
+from ddpwatch.wire.messages import Message, StackSamples
+
+CONFIDENCE = 0.95  # that no line differs by chance alone
+WORTH = 0.02  # of the peer's step
+FEWEST_STEPS = 5
+STRETCHES = 20  # of steps, at most
+STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
+KEPT_ORDERS = 64
+MOST_LINES = 12  # that differ most
+_WHERE = {
+    "forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer",
+    "sync": "while it waits for its buckets", "input": "before the forward", "between": "after the forward or backward",
+}  # fmt: skip
+
+
+class LineDifference(Figures, frozen=True):
+    """A function of the user's code, in one phase and module; ``line`` is where it differs most.
+
+    Times are ms a step, of the explained rank and its peer. ``reach_ms`` is half the width of the difference's
+    interval, ``certain`` whether it is beyond chance, and worth a word. ``inner`` is what it mostly calls there.
+    """
+
+    phase: str
+    module: str
+    file: str
+    line: int
+    function: str
+    inner: str
+    ms: float
+    peer_ms: float | None
+    difference_ms: float | None
+    reach_ms: float | None
+    certain: bool
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        return f"{self.function}() ({self.file}:{self.line})" if self.function else "other lines"
+
+
+class SampledRank(Figures, frozen=True):
+    """What was sampled of a rank, and what the operating system says of its training thread for the same time.
+
+    ``step_ms`` is a sampled step's mean. ``cost`` is the sampling's CPU time, ``on_core`` how long the thread ran,
+    and ``starved`` how long it waited for a core: shares of the time.
+    """
+
+    rank: int
+    samples: int
+    seconds: float
+    step_ms: float | None
+    longest_ms: float
+    cost: float | None
+    on_core: float | None
+    starved: float | None
+    preempted: int | None
+    major_faults: int | None
+
+
+class Explanation(Figures, frozen=True):
+    """Why a rank is late; ``lines`` by what it spends more in them, without a peer by what it spends."""
+
+    rank: int
+    peer: int | None
+    steps: int
+    text: str
+    ranks: Sequence[SampledRank]
+    lines: Sequence[LineDifference]
+
+
+class _Key(NamedTuple):
+    phase: str
+    module: str
+    file: str
+    function: str
+
+
+@dataclass(slots=True)
+class _Function:
+    """The ns of a rank's samples in a function, by step, by line, and by what it calls."""
+
+    by_slot: Counter[int] = field(default_factory=Counter)
+    by_line: Counter[int] = field(default_factory=Counter)
+    by_inner: Counter[str] = field(default_factory=Counter)
+
+
+class Explanations:
+    """Gathers the samples of a run, and explains the ranks."""
+
+    def __init__(self) -> None:
+        self._orders: dict[int, dict[int, StackSamples]] = {}
+
+    def apply_message(self, message: Message) -> None:
+        """Takes a message; only samples matter."""
+        if isinstance(message, StackSamples):
+            self._orders.setdefault(message.order, {})[message.rank] = message
+            if len(self._orders) > KEPT_ORDERS:
+                del self._orders[next(iter(self._orders))]
+
+    def answer(self, order: int) -> Mapping[int, StackSamples]:
+        """Returns by rank what has come for an order."""
+        return self._orders.get(order, {})
+
+    def all(self) -> list[Explanation]:
+        """Returns the explanations, oldest first."""
+        return [found for answer in self._orders.values() if (found := explain(answer.values())) is not None]
+
+
+def explain(samples: Iterable[StackSamples]) -> Explanation | None:
+    """Returns why a rank is late, given the samples of one order; None without those of the rank to explain."""
+    of_ranks = {each.rank: each for each in samples}
+    own = next((each for each in of_ranks.values() if each.rank == each.explained), None)
+    if own is None:
+        return None
+    peer = None if own.peer is None else of_ranks.get(own.peer)
+    slots = [slot for slot in _whole(own) if peer is None or slot in set(_whole(peer))]
+    here, there = _functions(own, slots), {} if peer is None else _functions(peer, slots)
+    step_ms, peer_step_ms = _step_ms(here, slots), None if peer is None else _step_ms(there, slots)
+    keys = {*here, *there}
+    compared = peer_step_ms if len(slots) >= FEWEST_STEPS else None
+    lines = [_line(key, here.get(key), there.get(key), slots, compared, len(keys)) for key in keys]
+    lines = sorted(sorted(lines, key=lambda line: -abs(_more_ms(line)))[:MOST_LINES], key=_more_ms, reverse=True)
+    ranks = [_rank(own, step_ms), *([] if peer is None else [_rank(peer, peer_step_ms)])]
+    text = _text(own, lines, ranks, len(slots))
+    return Explanation(own.rank, None if peer is None else peer.rank, len(slots), text, ranks, lines)
+
+
+def _more_ms(line: LineDifference) -> float:
+    return line.ms if line.difference_ms is None else line.difference_ms
+
+
+def _whole(samples: StackSamples) -> list[int]:
+    """Returns the steps that were sampled whole."""
+    return list(dict.fromkeys(samples.slots))[1:-1]
+
+
+def _functions(samples: StackSamples, slots: Sequence[int]) -> dict[_Key, _Function]:
+    found: defaultdict[_Key, _Function] = defaultdict(_Function)
+    wanted = set(slots)
+    for place, at, ns in zip(samples.sample_slot, samples.sample_line, samples.sample_ns, strict=True):
+        slot, line = samples.slots[place], samples.lines[at]
+        if slot in wanted:
+            function = found[_Key(line.phase, line.module, line.file, line.function)]
+            function.by_slot[slot] += ns
+            function.by_line[line.line] += ns
+            function.by_inner[line.inner] += ns
+    return dict(found)
+
+
+def _step_ms(functions: Mapping[_Key, _Function], slots: Sequence[int]) -> float | None:
+    total = sum(function.by_slot.total() for function in functions.values())
+    return total / len(slots) / NS_PER_MS if slots else None
+
+
+def _line(
+    key: _Key, own: _Function | None, peer: _Function | None, slots: Sequence[int], step_ms: float | None, lines: int
+) -> LineDifference:
+    """Compares a function; ``step_ms`` is the peer's step, None if there is nothing to compare."""
+    own, other = own or _Function(), peer or _Function()
+    here, there = ([each.by_slot[slot] / NS_PER_MS for slot in slots] for each in (own, other))
+    most, difference, reach, certain = own, None, None, False
+    if step_ms is not None:
+        difference, reach = _difference([a - b for a, b in zip(here, there, strict=True)], lines)
+        certain = abs(difference) > max(reach, WORTH * step_ms)
+        most = own if difference >= 0 else other
+        by_line = Counter(most.by_line)
+        by_line.subtract((other if most is own else own).by_line)
+    else:
+        by_line = most.by_line
+    return LineDifference(
+        key.phase,
+        key.module,
+        key.file,
+        max(by_line, key=by_line.__getitem__, default=0),
+        key.function,
+        max(most.by_inner, key=most.by_inner.__getitem__, default=""),
+        fmean(here) if slots else 0.0,
+        None if step_ms is None else fmean(there),
+        difference,
+        reach,
+        certain,
+    )
+
+
+def _difference(differences: Sequence[float], lines: int) -> tuple[float, float]:
+    """Returns the mean, and half the width of its interval, of which there are so many at once."""
+    size = ceil(len(differences) / STRETCHES)
+    stretches = [fmean(differences[at : at + size]) for at in range(0, len(differences) - size + 1, size)]
+    quantile = student(1 - (1 - CONFIDENCE) / lines, len(stretches) - 1)
+    return fmean(differences), quantile * stdev(stretches) / sqrt(len(stretches))
+
+
+def _rank(samples: StackSamples, step_ms: float | None) -> SampledRank:
+    span_ns = samples.end_ns - samples.start_ns
+    share = {
+        name: None if ns is None or span_ns <= 0 else ns / span_ns
+        for name, ns in (("cost", samples.cpu_ns), ("run", samples.run_ns), ("wait", samples.wait_ns))
+    }
+    return SampledRank(
+        rank=samples.rank,
+        samples=samples.count,
+        seconds=span_ns / 1e9,
+        step_ms=step_ms,
+        longest_ms=samples.longest_ns / NS_PER_MS,
+        cost=share["cost"],
+        on_core=share["run"],
+        starved=share["wait"],
+        preempted=samples.preempted,
+        major_faults=samples.major_faults,
+    )
+
+
+# -- in words --------------------------------------------------------------------------------------------------
+
+
+def where(line: LineDifference) -> str:
+    """Returns in which phase and module a line is; empty if that is not known."""
+    phase = _WHERE.get(line.phase, "")
+    if line.module and line.phase == "forward":
+        return f"{phase} of {line.module}"
+    return ", ".join(filter(None, (phase, f"in {line.module}" if line.module else "")))
+
+
+def _text(own: StackSamples, lines: Sequence[LineDifference], ranks: Sequence[SampledRank], steps: int) -> str:
+    """Returns the one sentence that matters, and a second one if a core was missing."""
+    if not steps:
+        return f"rank {own.rank} was not sampled in a whole step{'' if own.peer is None else ' that its peer has, too'}"
+    if own.peer is None or len(ranks) < 2:
+        said = f"rank {own.rank} spends most in {_most(lines)}"
+        return said if own.peer is None else f"{said}; rank {own.peer} has sent no samples"
+    if steps < FEWEST_STEPS:
+        return f"too few steps to compare rank {own.rank} with rank {own.peer}: {steps}, of {FEWEST_STEPS} at least"
+    longer = [line for line in lines if line.certain and (line.difference_ms or 0) > 0 and line.phase != "sync"]
+    denied = _denied(*ranks)
+    if longer:
+        said = f"rank {own.rank} spends {_more(longer[0])}"
+    elif denied:
+        said = f"rank {own.rank} does what rank {own.peer} does"
+    else:
+        said = f"no difference beyond noise between rank {own.rank} and rank {own.peer}"
+    return f"{said}; {denied}" if denied else said
+
+
+def _most(lines: Sequence[LineDifference]) -> str:
+    line = lines[0]
+    return ", ".join(filter(None, (f"{line.place}: {number(line.ms)} ms a step", where(line))))
+
+
+def _more(line: LineDifference) -> str:
+    return ", ".join(filter(None, (f"{number(line.difference_ms)} ms more a step in {line.place}", where(line))))
+
+
+def _denied(own: SampledRank, peer: SampledRank) -> str:
+    """Returns that the rank had to wait for a core; empty if it had not, or not longer than its peer."""
+    if own.starved is None or peer.starved is None or own.starved - peer.starved < STARVED:
+        return ""
+    return f"it waited for a core for {percent(own.starved)} of the time, rank {peer.rank} for {percent(peer.starved)}"

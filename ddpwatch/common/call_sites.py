@@ -1,0 +1,15 @@
+"""Which calls on a stack are the user's."""
+
+from __future__ import annotations
+
+import re
+
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/|/ddpwatch/probe/"
+    r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
+)
+
+
+def is_library(file: str) -> bool:
+    """Returns whether the file is torch's, ddpwatch's or the standard library's, by its path."""
+    return _LIBRARY.search(file) is not None

@@ -1,0 +1,294 @@
+"""Samples the training thread's stack for some steps, when a viewer asks: on a thread of its own, which ends by itself.
+
+It reads frames under the GIL, some 100 times a second, and holds none of them longer: what a frame owns dies when it
+would without us. Of locals it reads only ``self`` in torch's own call of a module. Where the training thread keeps the
+GIL, in C or in a long instruction, a sample comes late; the time since the one before is its weight.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from random import Random
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ddpwatch.common.call_sites import is_library
+from ddpwatch.probe.guard import Guard
+from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.sampling.stack_order import StackOrder
+from ddpwatch.wire.messages import Feature, SampledLine, StackSamples
+
+PERIOD_S: Final = 0.01  # on average; at random, or a step could be in step with it
+MOST_S: Final = 120.0  # from the order on
+MOST_LINES: Final = 1024  # more are one line without a name
+MOST_CALLS: Final = 256  # of a stack, from the innermost on
+MOST_MODULES: Final = 65_536
+STACK_SAMPLES: Final[Feature] = "stack samples"
+_MODULE_CALL: Final = torch.nn.Module._wrapped_call_impl.__code__
+_TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
+_ENGINE: Final = f"{_TORCH}autograd/graph.py"  # where the training thread waits for autograd's threads
+
+
+class StackSampling:
+    """Follows orders, one at a time. Made on the training thread, for the sender thread.
+
+    Args:
+        rank: This one.
+        recorder: Says where training is, and what is ordered.
+        post: Takes the samples.
+        guard: Takes errors on the sampling thread.
+    """
+
+    def __init__(self, rank: int, recorder: StepRecorder, post: Callable[[StackSamples], object], guard: Guard) -> None:
+        self._rank = rank
+        self._recorder = recorder
+        self._post = post
+        self._guard = guard
+        self._thread = threading.get_ident()
+        self._counters = f"/proc/self/task/{threading.get_native_id()}"
+        self._taken = 0
+        self._stopping = threading.Event()
+
+    def follow_order(self) -> None:
+        """Starts to sample if that is ordered, in place of what was ordered before."""
+        order = self._recorder.lease.order()
+        if order is None or order.number == self._taken:
+            return
+        self._taken = order.number
+        self.stop()
+        if self._rank in (order.rank, order.peer):
+            self._stopping = threading.Event()
+            work = STACK_SAMPLES, self._sample, order, self._stopping
+            threading.Thread(target=self._guard.run, args=work, name="ddpwatch-stacks", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends what is under way."""
+        self._stopping.set()
+
+    def _sample(self, order: StackOrder, stopping: threading.Event) -> None:
+        lease, slots = self._recorder.lease, range(order.first_slot, order.first_slot + order.steps)
+        lease.sampled = slots
+        try:
+            self._post(self._samples(order, slots, stopping))
+        finally:
+            if lease.sampled is slots:
+                lease.sampled = range(0)
+
+    def _samples(self, order: StackOrder, slots: range, stopping: threading.Event) -> StackSamples:
+        recorder, until_s, pause = self._recorder, time.monotonic() + MOST_S, Random()
+        while recorder.slot < slots.start and time.monotonic() < until_s and not stopping.wait(PERIOD_S):
+            pass
+        samples, before = Samples(time.monotonic_ns()), _counters(self._counters)
+        while time.monotonic() < until_s and not stopping.wait(PERIOD_S * (0.5 + pause.random())):
+            if recorder.slot >= slots.stop:
+                break
+            if (stack := _stack(self._thread)) is not None:
+                samples.add_stack(stack, recorder.phase, recorder.slot)
+                del stack
+        run_ns, wait_ns, preempted, major_faults = (
+            None if now is None or then is None else max(now - then, 0)
+            for now, then in zip(_counters(self._counters), before, strict=True)
+        )
+        return StackSamples(
+            rank=self._rank,
+            order=order.number,
+            explained=order.rank,
+            peer=None if order.peer == order.rank else order.peer,
+            start_ns=samples.start_ns,
+            end_ns=samples.end_ns,
+            count=samples.count,
+            longest_ns=samples.longest_ns,
+            cpu_ns=time.thread_time_ns(),
+            slots=list(samples.slots),
+            lines=samples.lines(),
+            sample_slot=samples.columns[0],
+            sample_line=samples.columns[1],
+            sample_ns=samples.columns[2],
+            run_ns=run_ns,
+            wait_ns=wait_ns,
+            preempted=preempted,
+            major_faults=major_faults,
+        )
+
+
+class _Line(NamedTuple):
+    """A line, by what identifies it while it is sampled: ids of the module and of code, whose names come at the end."""
+
+    phase: str
+    module: int
+    code: int
+    line: int
+    inner: int
+    inner_line: int
+
+
+class Samples:
+    """Samples of a thread's stack, counted by step and line.
+
+    Args:
+        start_ns: When the sampling starts.
+
+    Attributes:
+        count: How many there are.
+        slots: The steps, by number, with their places.
+        columns: Those of `StackSamples`.
+    """
+
+    def __init__(self, start_ns: int) -> None:
+        self.start_ns = self.end_ns = start_ns
+        self.count = self.longest_ns = 0
+        self.slots: dict[int, int] = {}
+        self.columns: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self._lines: dict[_Line, int] = {}
+        self._codes: dict[int, tuple[CodeType, bool]] = {}  # by id: to hash code takes its time
+        self._modules: dict[int, str] = {}
+
+    def add_stack(self, innermost: FrameType, phase: str, slot: int) -> None:
+        """Takes a stack of now."""
+        line = self._line(innermost, phase)
+        at = time.monotonic_ns()
+        self._add(self.slots.setdefault(slot, len(self.slots)), self._place(line), at - self.end_ns)
+        self.longest_ns = max(self.longest_ns, at - self.end_ns)
+        self.end_ns = at
+        self.count += 1
+
+    def _add(self, slot: int, line: int, ns: int) -> None:
+        slots, lines, times = self.columns
+        if slots and (slots[-1], lines[-1]) == (slot, line):
+            times[-1] += ns
+        else:
+            slots.append(slot)
+            lines.append(line)
+            times.append(ns)
+
+    def _place(self, line: _Line) -> int:
+        if line not in self._lines and len(self._lines) >= MOST_LINES:
+            line = _Line(line.phase, 0, 0, 0, 0, 0)
+        return self._lines.setdefault(line, len(self._lines))
+
+    def _line(self, innermost: FrameType, phase: str) -> _Line:
+        own: tuple[int, int] | None = None
+        inside = around = outside = None  # the innermost module, the one around the user's line, the outermost
+        frame: FrameType | None = innermost
+        for _ in range(MOST_CALLS):
+            if frame is None:
+                break
+            code = frame.f_code
+            if code is _MODULE_CALL:
+                outside = frame.f_locals.get("self")
+                inside = outside if inside is None else inside
+                around = outside if around is None and own is not None else around
+            elif own is None and not self._is_library(code):
+                own = id(code), frame.f_lineno
+            frame = frame.f_back
+        if outside is not None and id(outside) not in self._modules:
+            self._modules.update(module_names(outside))
+        self._is_library(innermost.f_code)  # keeps it
+        inner = id(innermost.f_code), innermost.f_lineno
+        module = inside if around is None else around
+        return _Line(phase, 0 if module is None else id(module), *(own or inner), *inner)
+
+    def _is_library(self, code: CodeType) -> bool:
+        known = self._codes.get(id(code))
+        if known is None:
+            known = self._codes[id(code)] = code, is_library(code.co_filename)
+        return known[1]
+
+    def lines(self) -> list[SampledLine]:
+        """Returns the lines with their names."""
+        return [self._named(line) for line in self._lines]
+
+    def _named(self, line: _Line) -> SampledLine:
+        file, function = self._name(line.code)
+        inner, inner_function = self._name(line.inner)
+        is_inner = (line.code, line.line) == (line.inner, line.inner_line)
+        return SampledLine(
+            phase=line.phase,
+            module=self._modules.get(line.module, "")[:500],
+            file=file,
+            line=max(0, line.line or 0),
+            function=function,
+            inner="" if is_inner or not inner else f"{inner}:{line.inner_line} in {inner_function}",
+        )
+
+    def _name(self, code: int) -> tuple[str, str]:
+        found = self._codes.get(code)
+        if found is None:
+            return "", ""
+        return _short(found[0].co_filename.rpartition("/")[2]), _short(found[0].co_name)
+
+
+def _short(name: str) -> str:
+    return name.encode("utf-8", "replace").decode()[:200]
+
+
+def _stack(thread: int) -> FrameType | None:
+    """Returns the innermost frame of a thread, or of the one of autograd's that it waits for; None if it has ended."""
+    frames = sys._current_frames()
+    own = frames.pop(thread, None)
+    if own is not None and own.f_code.co_filename == _ENGINE:
+        return next((frame for frame in frames.values() if _is_called_by_torch(frame)), own)
+    return own
+
+
+def _is_called_by_torch(innermost: FrameType) -> bool:
+    """Returns whether a thread has its first call from torch's C++, as those that run backwards on GPUs."""
+    outermost = innermost
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    return outermost.f_code.co_filename.startswith(_TORCH)
+
+
+def module_names(model: Any) -> dict[int, str]:
+    """Returns the names of a model's modules in it, by their ids; that of the model is its class.
+
+    It calls nothing of the model's. What DDP and torch.compile wrap has the names that it has without them.
+    """
+    found: dict[int, str] = {}
+    left = [("", model)]
+    while left and len(found) < MOST_MODULES:
+        name, module = left.pop()
+        if id(module) in found:
+            continue
+        found[id(module)] = name or type(module).__name__
+        wraps = issubclass(type(module), DistributedDataParallel)
+        children = object.__getattribute__(module, "__dict__").get("_modules") or {}
+        for key, child in list(children.items()):
+            if child is not None:
+                inner = name if wraps or key == "_orig_mod" else f"{name}.{key}" if name else str(key)
+                left.append((inner, child))
+    return found
+
+
+def _counters(folder: str) -> tuple[int | None, int | None, int | None, int | None]:
+    """Returns what Linux counts of a thread.
+
+    How long it has run and waited for a core (ns), how often it was preempted, and its pages that came from a disk;
+    None for what it does not say.
+    """
+    times = _read(f"{folder}/schedstat").split()
+    preempted = _read(f"{folder}/status").rpartition(b"nonvoluntary_ctxt_switches:")[2].split()
+    stat = _read(f"{folder}/stat").rpartition(b")")[2].split()
+    known = [*(times[:2] if len(times) > 2 else (b"", b"")), *(preempted[:1] or [b""]), *(stat[9:10] or [b""])]
+    run_ns, wait_ns, switches, faults = (int(text) if text.isdigit() else None for text in known)
+    return run_ns, wait_ns, switches, faults
+
+
+def _read(path: str) -> bytes:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 8192)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)

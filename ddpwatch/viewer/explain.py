@@ -1,0 +1,145 @@
+"""``ddpwatch explain`` of a live run: which ranks to sample, and the way to their samples."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
+from statistics import fmean
+
+from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.turned_off import Off
+from ddpwatch.analysis.explanation import Explanation, Explanations, explain
+from ddpwatch.common.text import spans
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.sampling.stack_order import MOST_STEPS, StackOrder
+from ddpwatch.viewer.live_source import LiveSource, snapshot
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import WATCHING
+from ddpwatch.wire.transport import Frame
+
+SAMPLED_S = 3.0  # unless a number of steps is given
+FEWEST_STEPS = 10  # the same
+ANSWER_S = 10.0  # beyond what the steps take twice
+
+
+def explain_live(
+    source: LiveSource, rank: int | None, peer: int | None, steps: int | None, say: Callable[[str], object]
+) -> Explanation:
+    """Orders samples of a rank's stacks and of a peer's, and returns what they show.
+
+    Args:
+        source: A new one. Closed at the end.
+        rank: The rank to explain; None for the one that is late.
+        peer: The rank to compare it with; None for one that is not late.
+        steps: How many; None for some seconds of them.
+        say: Takes what is under way, a line.
+
+    Raises:
+        UsageError: There is no such rank, or none is late.
+        DdpwatchError: No samples have come.
+    """
+    state, found = RunState(), Explanations()
+    try:
+        for message, envelope in snapshot(source):
+            state.apply_message(message, envelope.received_ns, envelope.frame)
+        order, step_s = _order(state, rank, peer, steps)
+        beside = "" if order.peer == order.rank else f" and rank {order.peer}"
+        say(f"sampling rank {order.rank}{beside} for {order.steps} steps, some {order.steps * step_s:.0f} s")
+        source.order_stacks(order)
+        for message, envelope in _frames(source, 2 * order.steps * step_s + ANSWER_S):
+            state.apply_message(message, envelope.received_ns, envelope.frame)
+            found.apply_message(message)
+            if found.answer(order.number).keys() >= {order.rank, order.peer} or _has_ended(state, order):
+                break
+    finally:
+        source.close()
+    return _answer(found, order, state)
+
+
+def _order(state: RunState, rank: int | None, peer: int | None, steps: int | None) -> tuple[StackOrder, float]:
+    """Returns what to order, and what a step takes (s)."""
+    if state.status is not None and state.status.whole:
+        raise UsageError(
+            "this host shows only its own ranks, and gives them no orders",
+            state.status.whole.replace("attach", "explain", 1),
+        )
+    late = _late_ranks(state)
+    if rank is None:
+        if not late:
+            raise UsageError("no rank is named late", "choose one: --rank 3, and --with 0 to compare it with")
+        rank = late[0]
+    if peer is None:
+        peer = next((other for other in _alike(state, rank) if other not in late), rank)
+    for each in (rank, peer):
+        if each not in state.ranks or not state.ranks[each].watched:
+            raise UsageError(f"there is no rank {each} that is watched", f"there are {_named(_watched(state))}")
+    step_s = _step_s(state, rank)
+    wanted = steps or max(FEWEST_STEPS, ceil(SAMPLED_S / step_s))
+    return StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, min(wanted, MOST_STEPS)), step_s
+
+
+def _late_ranks(state: RunState) -> list[int]:
+    """Returns the ranks that are late now, or were: those of the worst incident first."""
+    late = [one for one in state.diagnosis.incidents() if KINDS[one.kind].late and one.ranks]
+    late.sort(key=lambda incident: not incident.open)
+    return list(dict.fromkeys(rank for incident in late for rank in incident.ranks))
+
+
+def _watched(state: RunState) -> list[int]:
+    return [rank for rank, known in state.ranks.items() if known.watched]
+
+
+def _alike(state: RunState, rank: int) -> list[int]:
+    """Returns the other ranks of the rank's groups that are watched; those of its own host first."""
+    groups = [set(state.groups.members(group) or ()) for group in state.groups.of_rank(rank)]
+    others = [other for other in _watched(state) if other != rank and any(other in group for group in groups)]
+    return sorted(others, key=lambda other: _host(state, other) != _host(state, rank))
+
+
+def _host(state: RunState, rank: int) -> str:
+    known = state.ranks.get(rank)
+    return "" if known is None or known.hello is None else known.hello.host
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"the ranks {spans(ranks, gap=', ')}" if ranks else "none"
+
+
+def _step_s(state: RunState, rank: int) -> float:
+    durations = [across.longest_ns for across in state.steps.values() if across.ordinary and rank in across.members]
+    if not durations:
+        raise UsageError(f"rank {rank} has taken no step yet that counts", "try again in some steps")
+    return max(fmean(durations) / 1e9, 1e-4)
+
+
+def _frames(source: LiveSource, patience_s: float) -> Iterator[Frame]:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline and not source.over:
+        yield from source.read(0.2)
+
+
+def _has_ended(state: RunState, order: StackOrder) -> bool:
+    """Returns whether samples of some rank are not to come."""
+    return state.end is not None or _off(state, order) is not None
+
+
+def _off(state: RunState, order: StackOrder) -> Off | None:
+    """Returns why a rank of the order takes no samples, if that is known."""
+    off = (off for off in state.off.found() if off.feature in (WATCHING, "stack samples"))
+    return next((each for each in off if {order.rank, order.peer} & set(each.ranks)), None)
+
+
+def _answer(found: Explanations, order: StackOrder, state: RunState) -> Explanation:
+    result = explain(found.answer(order.number).values())
+    if result is not None:
+        return result
+    if (off := _off(state, order)) is not None:
+        raise DdpwatchError(off.message, "the job goes on")
+    if state.end is not None:
+        raise DdpwatchError("the run has ended before its steps were sampled", "give fewer --steps")
+    raise DdpwatchError(
+        f"rank {order.rank} has sent no samples",
+        "it does not go on, is watched by an older ddpwatch, or its node has no memory that processes share",
+    )

@@ -1,0 +1,149 @@
+"""``ddpwatch explain`` names the line that makes a rank late, in a real job, and harms it not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddpwatch.analysis.explanation import Explanation, LineDifference
+from ddpwatch.run.rundir import RunInfo
+from ddpwatch.viewer.explain import explain_live
+from ddpwatch.viewer.live_source import LiveSource
+from tests.support.jobs import SCRIPTS, Job, ddpwatch, the_run, wait_for
+
+pytestmark = [pytest.mark.xdist_group("explain"), pytest.mark.seconds(25)]  # one job for all
+SCRIPT = SCRIPTS / "explained.py"
+STEPS = 40
+
+
+class Explained(SimpleNamespace):
+    """What the job was asked, and what it has left."""
+
+    folder: Path
+    alike: Explanation
+    of_case: dict[str, Explanation]
+    by_default: dict[str, object]
+    unnamed: str
+    missing: str
+    recording: Path
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explained]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("explained")
+        run_directory = Path(tempfile.mkdtemp(prefix="dw-"))  # short enough for sockets
+        patch.setenv("DDPWATCH_DIR", str(run_directory))
+        patch.setenv("XDG_STATE_HOME", str(run_directory / "state"))
+        yield ask_all(folder)
+        shutil.rmtree(run_directory, ignore_errors=True)
+
+
+def ask_all(folder: Path) -> Explained:
+    found = Explained(folder=folder, of_case={}, recording=folder / "run.mcap")
+    (folder / "case").write_text("alike")
+    with Job(SCRIPT, str(folder), log=folder / "log") as job:
+        info = the_run(job)
+        begin(folder, "alike")
+        found.unnamed = ddpwatch("explain").stderr
+        found.missing = ddpwatch("explain", info.run_id, "--rank", "7").stderr
+        found.alike = ask(info)
+        for case in ("forward", "backward", "data"):
+            begin(folder, case)
+            found.of_case[case] = ask(info)
+        (found.by_default,) = json.loads(ddpwatch("explain", "--steps", str(STEPS), "--json").stdout)
+        begin(folder, "over")
+        assert job.wait() == 0, job.output()
+    return found
+
+
+def begin(folder: Path, case: str) -> None:
+    """Lets the job take a case, on both ranks."""
+    new = folder / "case.new"
+    new.write_text(case)
+    new.rename(folder / "case")
+    wait_for(lambda: all((folder / rank).exists() and (folder / rank).read_text() == case for rank in "01"), case)
+
+
+def ask(info: RunInfo) -> Explanation:
+    return explain_live(LiveSource(info.publish), 1, 0, STEPS, lambda line: None)
+
+
+def line_of(text: str) -> range:
+    """The lines of a function of the job's, whose first one has this text."""
+    source = SCRIPT.read_text().splitlines()
+    first = next(number for number, line in enumerate(source, 1) if text in line)
+    return range(first, first + 6)
+
+
+def more(found: Explanation) -> list[LineDifference]:
+    """What rank 1 surely spends more in, but for waiting."""
+    return [line for line in found.lines if line.certain and (line.difference_ms or 0) > 0 and line.phase != "sync"]
+
+
+@pytest.mark.parametrize(
+    ("case", "function", "first", "phase", "module"),
+    [
+        ("forward", "mask_spans", "def mask_spans", "forward", "blocks.1"),
+        ("backward", "backward", "def backward", "backward", ""),
+        ("data", "augment", "def augment", "input", ""),
+    ],
+)
+def test_the_line_is_named(case: str, function: str, first: str, phase: str, module: str, explained: Explained) -> None:
+    found = explained.of_case[case]
+    line = found.lines[0]
+    assert (line.function, line.phase, line.module, line.file) == (function, phase, module, "explained.py")
+    assert line.line in line_of(first)
+    assert line.certain
+    assert line.difference_ms == pytest.approx(20, rel=0.5)
+    assert found.text.startswith("rank 1 spends ")
+    assert f" ms more a step in {function}() (explained.py:{line.line})" in found.text
+    assert (found.rank, found.peer, found.steps) == (1, 0, STEPS - 2)
+    waits = [each for each in found.lines if each.phase == "sync"]
+    assert sum(each.difference_ms or 0 for each in waits) < -10  # its peer waits for it
+
+
+def test_ranks_that_are_alike_do_not_differ(explained: Explained) -> None:
+    assert more(explained.alike) == []
+    assert "spends" not in explained.alike.text
+
+
+def test_what_the_sampling_and_the_machine_did_is_known(explained: Explained) -> None:
+    for found in (explained.alike, *explained.of_case.values()):
+        for rank in found.ranks:
+            assert rank.samples > STEPS / 4
+            assert rank.cost is not None
+            assert 0 < rank.cost < 0.05
+            assert rank.on_core is not None
+            assert 0 < rank.on_core < 1
+            assert None not in (rank.starved, rank.preempted, rank.major_faults)
+
+
+def test_the_late_rank_is_explained_by_default(explained: Explained) -> None:
+    assert (explained.by_default["rank"], explained.by_default["peer"]) == (1, 0)
+    assert "augment" in str(explained.by_default["text"])
+    assert explained.unnamed == (
+        "ddpwatch: error: no rank is named late\nhint: choose one: --rank 3, and --with 0 to compare it with\n"
+    )
+    assert explained.missing == "ddpwatch: error: there is no rank 7 that is watched\nhint: there are the ranks 0, 1\n"
+
+
+def test_a_recording_has_the_explanations(explained: Explained) -> None:
+    shown = ddpwatch("explain", str(explained.recording)).stdout
+    for found in (explained.alike, *explained.of_case.values()):
+        assert found.text in shown
+    report = ddpwatch("report", str(explained.recording)).stdout
+    assert f"Explained: {explained.of_case['forward'].text}" in report
+
+
+def test_parameters_are_those_of_the_unwatched_job(explained: Explained) -> None:
+    for rank in "01":
+        left = json.loads((explained.folder / f"{rank}.json").read_text())
+        assert left["steps"][0] == left["steps"][1]
+        assert left["digests"][0] == left["digests"][1]

@@ -1,0 +1,162 @@
+"""The difference between sampled stacks of two ranks: what is beyond noise is named, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpwatch.analysis.explanation import FEWEST_STEPS, MOST_LINES, WORTH, Explanations, explain, where
+from ddpwatch.common.text import clean
+from ddpwatch.errors import UsageError
+from ddpwatch.export.anonymize import anonymous
+from ddpwatch.recording.reader import Recording
+from ddpwatch.report.build import report_of
+from ddpwatch.report.explained import explained_in, render_explanation
+from ddpwatch.report.html import render_html
+from ddpwatch.report.markdown import render_markdown
+from ddpwatch.report.text import render_report
+from ddpwatch.wire.messages import SampledLine, StackSamples
+from tests.support.runs import record, run_of
+from tests.support.sampled import FEED, LOSS, MS, a_pair, noisy, samples_of
+
+END = 1_800_000_000_000_000_000
+
+
+def test_the_function_is_named_with_its_line_and_module() -> None:
+    found = explain(a_pair())
+    assert found is not None
+    assert found.text.startswith("rank 3 spends 6")
+    assert found.text.endswith(" ms more a step in augment() (data.py:88), in the forward of blocks.2")
+    first = found.lines[0]
+    assert (first.function, first.line, first.peer_ms) == ("augment", 88, 0.0)
+    assert first.difference_ms == pytest.approx(61, abs=4)
+    assert [line.certain for line in found.lines if line.function in ("read", "main") and line.phase != "sync"] == [
+        False,
+        False,
+    ]
+    assert found.lines[-1].phase == "sync"  # what it spends less in comes last
+    assert found.steps == 60
+
+
+def test_steps_that_were_sampled_in_part_do_not_count() -> None:
+    found = explain(a_pair())
+    assert found is not None
+    assert found.ranks[0].step_ms == pytest.approx(115, abs=5)
+
+
+def test_alike_ranks_do_not_differ() -> None:
+    """Not even in one line of thirty, in any of 40 pairs."""
+    lines = [SampledLine("forward", f"blocks.{n}", "model.py", n, f"part{n}") for n in range(30)]
+    for seed in range(0, 80, 2):
+        rows = [
+            [(line, noisy(3, 1000 * (seed + rank) + n, 40, 0.9)) for n, line in enumerate(lines)] for rank in (0, 1)
+        ]
+        found = explain(samples_of(rank, rows[rank], explained=1) for rank in (0, 1))
+        assert found is not None
+        assert found.text == "no difference beyond noise between rank 1 and rank 0"
+
+
+def test_what_is_hardly_longer_is_not_worth_a_word() -> None:
+    step = 100.0
+    tiny = step * WORTH / 2
+    pair = [
+        samples_of(3, [(LOSS, noisy(step, 1, spread=0.0)), (FEED, noisy(5 + tiny, 1, spread=0.0))]),
+        samples_of(0, [(LOSS, noisy(step, 1, spread=0.0)), (FEED, noisy(5, 1, spread=0.0))]),
+    ]
+    found = explain(pair)
+    assert found is not None
+    assert found.lines[0].difference_ms == pytest.approx(tiny)
+    assert not found.lines[0].certain
+
+
+def test_a_rank_that_had_no_core_does_the_same_work() -> None:
+    pair = [
+        samples_of(3, [(LOSS, noisy(50, 2))], run_ns=10 * MS, wait_ns=2_000 * MS),
+        samples_of(0, [(LOSS, noisy(50, 3))], run_ns=10 * MS, wait_ns=0),
+    ]
+    found = explain(pair)
+    assert found is not None
+    assert found.text.startswith("rank 3 does what rank 0 does; it waited for a core for 5")
+    assert found.ranks[0].preempted is None
+
+
+def test_without_a_peer_it_says_where_the_time_goes() -> None:
+    alone = samples_of(3, [(LOSS, [50.0] * 8), (FEED, [60.0] * 8)], peer=None)
+    found = explain([alone])
+    assert found is not None
+    assert found.text == "rank 3 spends most in read() (data.py:31): 60.0 ms a step, before the forward"
+    assert found.lines[0].difference_ms is None
+    assert "more" not in render_explanation(found)
+    lonely = explain(a_pair()[:1])
+    assert lonely is not None
+    assert lonely.text.endswith("; rank 0 has sent no samples")
+    assert explain(a_pair()[1:]) is None
+
+
+@pytest.mark.parametrize("steps", [0, 1, FEWEST_STEPS - 1])
+def test_too_few_steps_are_not_compared(steps: int) -> None:
+    rows = [(LOSS, [50.0] * max(steps, 1))]
+    pair = [samples_of(3, rows), samples_of(0, rows)]
+    if not steps:
+        pair[1].slots = [slot + 1000 for slot in pair[1].slots]
+    found = explain(pair)
+    assert found is not None
+    assert found.steps == steps
+    assert "few steps" in found.text or "not sampled in a whole step" in found.text
+    assert not any(line.certain for line in found.lines)
+    render_explanation(found)
+
+
+def test_a_screen_holds_it() -> None:
+    many = [(SampledLine("forward", f"blocks.{n}", "model.py", n, "forward"), noisy(3, n)) for n in range(100)]
+    found = explain([samples_of(3, many), samples_of(0, many)])
+    assert found is not None
+    assert len(found.lines) == MOST_LINES
+    text = render_explanation(found)
+    assert len(text.splitlines()) <= 23
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_recording_shows_it_again_and_hides_names(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    nasty = SampledLine("forward", "b\x1b[31m", "<script>.py", 7, "crop*")
+    pair = [samples_of(3, [(nasty, noisy(70, 1)), (LOSS, noisy(50, 2))]), samples_of(0, [(LOSS, noisy(50, 3))])]
+    path = record(tmp_path / "run.mcap", iter([*run_of(steps=30), *((each, END) for each in pair)]))
+    (found,) = explained_in(Recording(path))
+    assert found == explain(pair)
+    report = report_of(path)
+    assert report.explained == [found]
+    assert clean(found.text) in render_report(report)
+    assert "\x1b" not in render_report(report) + render_explanation(found)
+    assert r"crop\*" in render_markdown(report)
+    from ddpwatch.analysis.outline import Outline
+
+    assert b"<script>.py" not in render_html(report, Outline(), [], "1")
+    for each in pair:
+        hidden = anonymous(each)
+        assert isinstance(hidden, StackSamples)
+        assert not {"crop*", "<script>.py", "b\x1b[31m", "main", "main.py", LOSS.inner} & {
+            text for line in hidden.lines for text in (line.module, line.file, line.function, line.inner)
+        }
+        assert [(line.phase, line.line) for line in hidden.lines] == [(line.phase, line.line) for line in each.lines]
+    with pytest.raises(UsageError, match="no stacks were sampled"):
+        explained_in(Recording(record(tmp_path / "bare.mcap", run_of(steps=30))))
+
+
+def test_orders_are_kept_apart_and_bounded() -> None:
+    gathered = Explanations()
+    for order in range(1, 200):
+        for each in a_pair()[:2]:
+            each.order = order
+            gathered.apply_message(each)
+    assert gathered.answer(199).keys() == {3, 0}
+    assert not gathered.answer(1)
+    assert len(gathered.all()) == 64
+
+
+def test_places_of_the_step_are_in_words() -> None:
+    found = explain(a_pair())
+    assert found is not None
+    assert {where(line) for line in found.lines} >= {
+        "in the forward of blocks.2",
+        "in the backward",
+        "before the forward",
+    }

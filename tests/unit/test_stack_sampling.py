@@ -1,0 +1,280 @@
+"""A sampling thread: what it sees of a thread, that it holds nothing, ends by itself, and keeps its errors."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from torch import nn
+
+from ddpwatch.probe import stack_sampling
+from ddpwatch.probe.guard import Guard
+from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.stack_sampling import MOST_LINES, Samples, StackSampling, module_names
+from ddpwatch.sampling.lease import FULL_PPM, Lease, LeasePage
+from ddpwatch.sampling.stack_order import StackOrder, parse_topic
+from ddpwatch.wire.messages import StackSamples, decode, encode
+
+ORDER = StackOrder(77, 3, 0, 2, 5)
+
+
+class Held(nn.Module):
+    """Stands still in its forward, in the file of the test."""
+
+    def __init__(self, held: Callable[[], object]) -> None:
+        super().__init__()
+        self.held = held
+
+    def __getattr__(self, name: str) -> object:
+        assert name not in ("self", "_modules", "__dict__"), "it is asked for its attributes"
+        return super().__getattr__(name)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.held()
+        return batch
+
+
+@contextmanager
+def held_thread(run: Callable[[Callable[[], object]], object], start: Callable[..., object]) -> Iterator[int]:
+    """A thread that stands still where it calls what it is given; its ident."""
+    here, go, ident = threading.Event(), threading.Event(), []
+
+    def hold() -> None:
+        ident.append(threading.get_ident())
+        here.set()
+        go.wait()
+
+    start(lambda: run(hold))
+    here.wait()
+    try:
+        yield ident[0]
+    finally:
+        go.set()
+
+
+def by_threading(run: Callable[[], object]) -> None:
+    threading.Thread(target=run, daemon=True).start()
+
+
+def by_torch(run: Callable[[], object]) -> None:
+    """A thread that Python has not started, as autograd's."""
+    _thread.start_new_thread(run, ())
+
+
+def frame_of(ident: int) -> FrameType:
+    return sys._current_frames()[ident]
+
+
+def test_a_sample_has_the_user_s_line_and_the_module_around_it() -> None:
+    models: list[nn.Module] = []
+
+    def run(hold: Callable[[], object]) -> None:
+        models.append(nn.Sequential(nn.Identity(), nn.Sequential(Held(hold))))
+        models[0](torch.zeros(1))
+
+    samples = Samples(0)
+    with held_thread(run, by_threading) as ident:
+        for slot in (7, 7, 8):
+            samples.add_stack(frame_of(ident), "forward", slot)
+    (line,) = samples.lines()
+    assert (line.phase, line.module, line.file, line.function) == ("forward", "1.0", "test_stack_sampling.py", "hold")
+    assert line.inner.startswith("threading.py:")
+    assert list(samples.slots) == [7, 8]
+    assert [samples.columns[0], samples.columns[1]] == [[0, 1], [0, 0]]
+    assert sum(samples.columns[2]) == samples.end_ns
+    assert samples.count == 3
+
+
+def test_modules_have_the_names_that_they_have_without_wrappers() -> None:
+    inner = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+    ddp = object.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(ddp)
+    ddp.add_module("module", inner)
+    names = module_names(ddp)
+    assert [names[id(each)] for each in (ddp, inner, inner[0], inner[1], inner[1][0])] == [
+        "DistributedDataParallel", "Sequential", "0", "1", "1.0",
+    ]  # fmt: skip
+    shared = nn.ReLU()
+    assert len(module_names(nn.Sequential(shared, shared))) == 2
+
+
+def test_nothing_that_a_frame_owns_lives_longer() -> None:
+    gone: list[weakref.ref[torch.Tensor]] = []
+
+    def run(hold: Callable[[], object]) -> None:
+        def work() -> None:
+            batch = torch.zeros(1)
+            gone.append(weakref.ref(batch))
+            nn.Sequential(Held(hold))(batch)
+
+        work()
+        done.set()
+
+    done = threading.Event()
+    samples = Samples(0)
+    gc.disable()
+    try:
+        with held_thread(run, by_threading) as ident:
+            for _ in range(3):
+                samples.add_stack(frame_of(ident), "forward", 1)
+        done.wait()
+        assert gone[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_in_a_backward_the_thread_counts_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which torch has started: on GPUs, custom functions run there."""
+    monkeypatch.setattr(stack_sampling, "_TORCH", __file__)
+    monkeypatch.setattr(stack_sampling, "_ENGINE", threading.__file__)  # where both stand
+
+    def call(hold: Callable[[], object]) -> None:
+        hold()
+
+    with held_thread(call, by_threading) as waiting:
+        assert stack_sampling._stack(waiting) is frame_of(waiting)
+        with held_thread(call, by_torch) as other:
+            assert stack_sampling._stack(waiting) is frame_of(other)
+    assert stack_sampling._stack(2**40) is None
+
+
+def test_many_lines_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_sampling, "MOST_LINES", 2)
+    samples, here = Samples(0), sys._getframe()
+    for number in range(5):
+        samples.add_stack(here, f"phase{number}"[:6], number)
+    for phase in ("forward", "backward", "optimizer", "sync"):
+        samples.add_stack(here, phase, 9)
+    assert MOST_LINES > 2
+    lines = samples.lines()
+    assert [line.function for line in lines].count("") == len(lines) - 2
+    assert all(line.phase for line in lines)
+
+
+# -- orders ------------------------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """A rank's part, without a sender; `steps` lets it take steps until an order is done."""
+
+    def __init__(self, tmp_path: Path, rank: int = 3) -> None:
+        self.page = LeasePage(tmp_path / "r.lease")
+        self.recorder = StepRecorder(lambda record: None)
+        self.recorder.lease.open(tmp_path / "r.lease")
+        self.posted: list[StackSamples] = []
+        self.errors: list[tuple[str, Exception]] = []
+        self.done = threading.Event()
+        guard = Guard(lambda feature, error: (self.errors.append((feature, error)), self.done.set()))
+        self.sampling = StackSampling(rank, self.recorder, self._post, guard)
+
+    def _post(self, samples: StackSamples) -> None:
+        self.posted.append(samples)
+        self.done.set()
+
+    def follow(self, order: StackOrder) -> None:
+        self.page.order(order)
+        self.sampling.follow_order()
+
+    def step_until_done(self) -> None:
+        slot = 0
+        while not self.done.wait(0.02):
+            slot += 1
+            self.recorder.begin_update(slot, "input", 0)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    return Rank(tmp_path)
+
+
+def test_it_samples_the_ordered_steps_once_and_ends(rank: Rank) -> None:
+    rank.follow(ORDER)
+    rank.sampling.follow_order()
+    rank.step_until_done()
+    (samples,) = rank.posted
+    assert decode(encode(samples)) == samples
+    assert (samples.rank, samples.order, samples.explained, samples.peer) == (3, 77, 3, 0)
+    assert set(samples.slots) <= {5, 6}
+    assert samples.count
+    assert sum(samples.sample_ns) == samples.end_ns - samples.start_ns
+    assert samples.cpu_ns
+    assert rank.errors == []
+    assert not rank.recorder.lease.sampled
+    rank.sampling.follow_order()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ddpwatch-stacks"]
+
+
+def test_the_sampled_steps_are_full_here_and_no_others(rank: Rank) -> None:
+    lease = rank.recorder.lease
+    rank.follow(ORDER)
+    while not lease.sampled:
+        pass
+    assert [lease.budget_ppm(slot, 0) for slot in range(4, 8)] == [0, FULL_PPM, FULL_PPM, 0]
+    rank.sampling.stop()
+    assert rank.done.wait(60)
+
+
+@pytest.mark.parametrize("order", [None, StackOrder(77, 1, 2, 2, 5)])
+def test_other_ranks_sample_nothing(order: StackOrder | None, rank: Rank) -> None:
+    rank.page.order(order)
+    rank.sampling.follow_order()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ddpwatch-stacks"]
+
+
+def test_a_rank_that_stands_still_or_ends_sends_what_it_has(rank: Rank) -> None:
+    rank.recorder.begin_update(5, "input", 0)
+    rank.follow(ORDER)
+    while not rank.recorder.lease.sampled:
+        pass
+    rank.sampling.stop()
+    assert rank.done.wait(60)
+    assert len(rank.posted) == 1
+
+
+def test_an_order_takes_the_place_of_the_one_before(rank: Rank) -> None:
+    rank.follow(StackOrder(1, 3, 0, 1000, 5))
+    rank.follow(ORDER)
+    while len(rank.posted) < 2:
+        rank.done.clear()
+        rank.step_until_done()
+    assert [samples.order for samples in rank.posted] == [1, 77]
+
+
+def test_an_error_turns_off_the_samples_alone(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("no frames")
+
+    monkeypatch.setattr(stack_sampling, "_stack", broken)
+    rank.follow(ORDER)
+    rank.step_until_done()
+    assert [feature for feature, _ in rank.errors] == ["stack samples"]
+    assert rank.posted == []
+    assert not rank.recorder.lease.sampled
+
+
+def test_an_order_survives_the_page_and_the_topic(tmp_path: Path) -> None:
+    page, lease = LeasePage(tmp_path / "r.lease"), Lease()
+    assert lease.order() is None
+    lease.open(tmp_path / "r.lease")
+    assert lease.order() is None
+    page.order(ORDER)
+    assert lease.order() == ORDER
+    page.order(None)
+    assert lease.order() is None
+    assert parse_topic(ORDER.topic) == StackOrder(77, 3, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "topic", [b"", b"1.2.3", b"0.1.1.5", b"1.1048576.0.5", b"1.0.0.0", b"1.0.0.100001", b"9" * 11 + b".1.1.1"]
+)  # fmt: skip
+def test_other_topics_are_no_orders(topic: bytes) -> None:
+    assert parse_topic(topic) is None
