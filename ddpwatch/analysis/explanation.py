@@ -133,7 +133,8 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     if own is None:
         return None
     peer = None if own.peer is None else of_ranks.get(own.peer)
-    slots = [slot for slot in _whole(own) if peer is None or slot in set(_whole(peer))]
+    shared = _whole(own) if peer is None else set(_whole(peer))
+    slots = [slot for slot in _whole(own) if slot in shared]
     here, there = _functions(own, slots), {} if peer is None else _functions(peer, slots)
     step_ms, peer_step_ms = _step_ms(here, slots), None if peer is None else _step_ms(there, slots)
     keys = {*here, *there}
@@ -150,8 +151,11 @@ def _more_ms(line: LineDifference) -> float:
 
 
 def _whole(samples: StackSamples) -> list[int]:
-    """Returns the steps that were sampled whole."""
-    return list(dict.fromkeys(samples.slots))[1:-1]
+    """Returns the steps that were sampled whole: without bare ones, whose phases are unknown, if there are others."""
+    whole = list(dict.fromkeys(samples.slots))[1:-1]
+    columns = zip(samples.sample_slot, samples.sample_line, strict=True)
+    bare = {samples.slots[slot] for slot, line in columns if not samples.lines[line].phase}
+    return [slot for slot in whole if slot not in bare] or whole
 
 
 def _functions(samples: StackSamples, slots: Sequence[int]) -> dict[_Key, _Function]:
@@ -178,15 +182,15 @@ def _line(
     """Compares a function; ``step_ms`` is the peer's step, None if there is nothing to compare."""
     own, other = own or _Function(), peer or _Function()
     here, there = ([each.by_slot[slot] / NS_PER_MS for slot in slots] for each in (own, other))
-    most, difference, reach, certain = own, None, None, False
+    difference: float | None = None
+    reach: float | None = None
+    most, by_line, certain = own, own.by_line, False
     if step_ms is not None:
         difference, reach = _difference([a - b for a, b in zip(here, there, strict=True)], lines)
         certain = abs(difference) > max(reach, WORTH * step_ms)
         most = own if difference >= 0 else other
         by_line = Counter(most.by_line)
         by_line.subtract((other if most is own else own).by_line)
-    else:
-        by_line = most.by_line
     return LineDifference(
         key.phase,
         key.module,

@@ -15,7 +15,8 @@ from ddpwatch.analysis.explanation import Explanation, LineDifference
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.viewer.explain import explain_live
 from ddpwatch.viewer.live_source import LiveSource
-from tests.support.jobs import SCRIPTS, Job, ddpwatch, the_run, wait_for
+from ddpwatch.wire.messages import Step
+from tests.support.jobs import SCRIPTS, Job, ddpwatch, live, messages, read_until, the_run, wait_for
 
 pytestmark = [pytest.mark.xdist_group("explain"), pytest.mark.seconds(25)]  # one job for all
 SCRIPT = SCRIPTS / "explained.py"
@@ -50,6 +51,8 @@ def ask_all(folder: Path) -> Explained:
     (folder / "case").write_text("alike")
     with Job(SCRIPT, str(folder), log=folder / "log") as job:
         info = the_run(job)
+        with live(info) as source:
+            read_until(source, lambda frames: {m.rank for m in messages(frames, Step)} == {0, 1}, "steps of both ranks")
         begin(folder, "alike")
         found.unnamed = ddpwatch("explain").stderr
         found.missing = ddpwatch("explain", info.run_id, "--rank", "7").stderr
@@ -75,10 +78,10 @@ def ask(info: RunInfo) -> Explanation:
     return explain_live(LiveSource(info.publish), 1, 0, STEPS, lambda line: None)
 
 
-def line_of(text: str) -> range:
-    """The lines of a function of the job's, whose first one has this text."""
+def lines_of(function: str) -> range:
+    """The lines of a function of the job's."""
     source = SCRIPT.read_text().splitlines()
-    first = next(number for number, line in enumerate(source, 1) if text in line)
+    first = next(number for number, line in enumerate(source, 1) if f"def {function}(" in line)
     return range(first, first + 6)
 
 
@@ -88,23 +91,25 @@ def more(found: Explanation) -> list[LineDifference]:
 
 
 @pytest.mark.parametrize(
-    ("case", "function", "first", "phase", "module"),
+    ("case", "function", "ms", "phase", "module"),
     [
-        ("forward", "mask_spans", "def mask_spans", "forward", "blocks.1"),
-        ("backward", "backward", "def backward", "backward", ""),
-        ("data", "augment", "def augment", "input", ""),
+        ("forward", "mask_spans", 20, "forward", "blocks.1"),
+        ("backward", "backward", 40, "backward", ""),  # of two functions
+        ("data", "augment", 20, "input", ""),
     ],
 )
-def test_the_line_is_named(case: str, function: str, first: str, phase: str, module: str, explained: Explained) -> None:
+def test_the_line_is_named(case: str, function: str, ms: float, phase: str, module: str, explained: Explained) -> None:
     found = explained.of_case[case]
     line = found.lines[0]
     assert (line.function, line.phase, line.module, line.file) == (function, phase, module, "explained.py")
-    assert line.line in line_of(first)
+    assert line.line in lines_of(function)
     assert line.certain
-    assert line.difference_ms == pytest.approx(20, rel=0.5)
+    assert line.difference_ms is not None
+    assert line.difference_ms > 0.7 * ms  # more on a busy machine
     assert found.text.startswith("rank 1 spends ")
     assert f" ms more a step in {function}() (explained.py:{line.line})" in found.text
-    assert (found.rank, found.peer, found.steps) == (1, 0, STEPS - 2)
+    assert (found.rank, found.peer) == (1, 0)
+    assert STEPS - 6 <= found.steps <= STEPS - 2  # but for the first and the last, and bare ones
     waits = [each for each in found.lines if each.phase == "sync"]
     assert sum(each.difference_ms or 0 for each in waits) < -10  # its peer waits for it
 

@@ -38,9 +38,22 @@ def test_the_function_is_named_with_its_line_and_module() -> None:
 
 
 def test_steps_that_were_sampled_in_part_do_not_count() -> None:
-    found = explain(a_pair())
+    pair = a_pair()
+    found = explain(pair)
     assert found is not None
-    assert found.ranks[0].step_ms == pytest.approx(115, abs=5)
+    assert found.ranks[0].step_ms == pytest.approx(sum(pair[0].sample_ns[1:-1]) / 60 / MS)
+
+
+def test_bare_steps_do_not_count_whose_phases_are_unknown() -> None:
+    bare = SampledLine("", "blocks.2", "data.py", 88, "augment")
+    rows = [(LOSS, [50.0] * 10 + [0.0] * 2), (bare, [0.0] * 10 + [90.0] * 2)]
+    found = explain([samples_of(3, rows), samples_of(0, rows[:1])])
+    assert found is not None
+    assert found.steps == 10
+    assert [line.phase for line in found.lines] == ["backward"]
+    all_bare = explain([samples_of(3, [(bare, [90.0] * 10)]), samples_of(0, [(bare, [60.0] * 10)])])
+    assert all_bare is not None
+    assert all_bare.text == "rank 3 spends 30.0 ms more a step in augment() (data.py:88), in blocks.2"
 
 
 def test_alike_ranks_do_not_differ() -> None:

@@ -126,8 +126,6 @@ WRONG = [{"sample_ns": [3]}, {"sample_slot": [0, 2]}, {"sample_line": [0, -1]}, 
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-    "wrong", [{"sample_ns": [3]}, {"sample_slot": [0, 2]}, {"sample_line": [0, -1]}, {"lines": []}]
-)
 def test_samples_are_of_a_step_and_a_line(wrong: dict[str, object]) -> None:
     raw = msgspec.to_builtins(EXAMPLES[-1])
     with pytest.raises(FrameError, match=r"columns differ|no step or line|of no step"):
