@@ -111,8 +111,8 @@ class Explanations:
         self._orders: dict[int, dict[int, StackSamples]] = {}
 
     def apply_message(self, message: Message) -> None:
-        """Takes a message; only samples matter."""
-        if isinstance(message, StackSamples):
+        """Takes a message; only samples matter, of steps and lines that they name."""
+        if isinstance(message, StackSamples) and _is_sound(message):
             self._orders.setdefault(message.order, {})[message.rank] = message
             if len(self._orders) > KEPT_ORDERS:
                 del self._orders[next(iter(self._orders))]
@@ -148,6 +148,11 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
 
 def _more_ms(line: LineDifference) -> float:
     return line.ms if line.difference_ms is None else line.difference_ms
+
+
+def _is_sound(samples: StackSamples) -> bool:
+    columns = ((samples.sample_slot, samples.slots), (samples.sample_line, samples.lines))
+    return all(min(column, default=0) >= 0 and max(column, default=-1) < len(table) for column, table in columns)
 
 
 def _whole(samples: StackSamples) -> list[int]:

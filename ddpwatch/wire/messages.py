@@ -453,9 +453,6 @@ class StackSamples(msgspec.Struct, tag="stack_samples", tag_field="type", kw_onl
     def __post_init__(self) -> None:
         if len({len(self.sample_slot), len(self.sample_line), len(self.sample_ns)}) > 1:
             raise ValueError("sample columns differ in length")
-        for column, table in ((self.sample_slot, self.slots), (self.sample_line, self.lines)):
-            if column and not 0 <= min(column) <= max(column) < len(table):
-                raise ValueError("a sample is of no step or line")
 
 
 class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True, omit_defaults=True):

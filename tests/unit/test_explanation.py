@@ -165,6 +165,15 @@ def test_orders_are_kept_apart_and_bounded() -> None:
     assert len(gathered.all()) == 64
 
 
+@pytest.mark.parametrize("column", ["sample_slot", "sample_line"])
+@pytest.mark.parametrize("number", [-1, 10_000])
+def test_samples_of_no_step_or_line_are_ignored(column: str, number: int) -> None:
+    gathered, (wrong, _) = Explanations(), a_pair()
+    getattr(wrong, column)[5] = number
+    gathered.apply_message(wrong)
+    assert gathered.all() == []
+
+
 def test_places_of_the_step_are_in_words() -> None:
     found = explain(a_pair())
     assert found is not None

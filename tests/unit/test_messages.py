@@ -122,14 +122,10 @@ def test_columns_must_agree_in_length(column: str) -> None:
         decode(msgspec.msgpack.encode({**raw, column: ["all_reduce" if column == "comm_op" else 1]}))
 
 
-WRONG = [{"sample_ns": [3]}, {"sample_slot": [0, 2]}, {"sample_line": [0, -1]}, {"lines": []}]
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_samples_are_of_a_step_and_a_line(wrong: dict[str, object]) -> None:
+def test_columns_of_samples_must_agree_in_length() -> None:
     raw = msgspec.to_builtins(EXAMPLES[-1])
-    with pytest.raises(FrameError, match=r"columns differ|no step or line|of no step"):
-        decode(msgspec.msgpack.encode({**raw, **wrong}))
+    with pytest.raises(FrameError, match="columns differ"):
+        decode(msgspec.msgpack.encode({**raw, "sample_ns": [3]}))
 
 
 @pytest.mark.parametrize("column", ["param_bytes", "param_rows", "param_kind"])
