@@ -30,7 +30,6 @@ class Explained(SimpleNamespace):
     alike: Explanation
     of_case: dict[str, Explanation]
     by_default: dict[str, object]
-    unnamed: str
     missing: str
     recording: Path
 
@@ -54,7 +53,6 @@ def ask_all(folder: Path) -> Explained:
         with live(info) as source:
             read_until(source, lambda frames: {m.rank for m in messages(frames, Step)} == {0, 1}, "steps of both ranks")
         begin(folder, "alike")
-        found.unnamed = ddpwatch("explain").stderr
         found.missing = ddpwatch("explain", info.run_id, "--rank", "7").stderr
         found.alike = ask(info)
         for case in ("forward", "backward", "data"):
@@ -133,9 +131,6 @@ def test_what_the_sampling_and_the_machine_did_is_known(explained: Explained) ->
 def test_the_late_rank_is_explained_by_default(explained: Explained) -> None:
     assert (explained.by_default["rank"], explained.by_default["peer"]) == (1, 0)
     assert "augment" in str(explained.by_default["text"])
-    assert explained.unnamed == (
-        "ddpwatch: error: no rank is named late\nhint: choose one: --rank 3, and --with 0 to compare it with\n"
-    )
     assert explained.missing == "ddpwatch: error: there is no rank 7 that is watched\nhint: there are the ranks 0, 1\n"
 
 

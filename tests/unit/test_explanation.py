@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch.analysis.explanation import FEWEST_STEPS, MOST_LINES, WORTH, Explanations, explain, where
 from ddpwatch.common.text import clean
-from ddpwatch.errors import UsageError
+from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
@@ -14,7 +14,9 @@ from ddpwatch.report.explained import explained_in, render_explanation
 from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
-from ddpwatch.wire.messages import SampledLine, StackSamples
+from ddpwatch.viewer.explain import SAMPLED_S, _answer, _order
+from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Bye, SampledLine, StackSamples
 from tests.support.runs import record, run_of
 from tests.support.sampled import FEED, LOSS, MS, a_pair, noisy, samples_of
 
@@ -182,3 +184,19 @@ def test_places_of_the_step_are_in_words() -> None:
         "in the backward",
         "before the forward",
     }
+
+
+def test_who_is_sampled_is_a_rank_that_is_named_late_or_given_and_one_that_is_not() -> None:
+    state = RunState()
+    for message, received_ns in run_of(ranks=3, steps=12):
+        if not isinstance(message, Bye):
+            state.apply_message(message, received_ns)
+    with pytest.raises(UsageError, match="no rank is named late"):
+        _order(state, None, None, None)
+    with pytest.raises(UsageError, match="there is no rank 7 that is watched"):
+        _order(state, 7, None, None)
+    order, step_s = _order(state, 2, None, 40)
+    assert (order.rank, order.peer, order.steps) == (2, 0, 40)
+    assert _order(state, 2, 1, None)[0].steps * step_s == pytest.approx(SAMPLED_S, abs=step_s)
+    with pytest.raises(DdpwatchError, match="rank 2 has sent no samples"):
+        _answer(Explanations(), order, state)

@@ -23,6 +23,7 @@ from ddpwatch.probe.stack_sampling import MOST_LINES, Samples, StackSampling, mo
 from ddpwatch.sampling.lease import FULL_PPM, Lease, LeasePage
 from ddpwatch.sampling.stack_order import StackOrder, parse_topic
 from ddpwatch.wire.messages import StackSamples, decode, encode
+from tests.support.jobs import wait_for
 
 ORDER = StackOrder(77, 3, 0, 2, 5)
 
@@ -181,14 +182,21 @@ class Rank:
         self.done.set()
 
     def follow(self, order: StackOrder) -> None:
+        """Takes an order; the thread runs then."""
         self.page.order(order)
         self.sampling.follow_order()
+        wait_for(lambda: order.first_slot in self.recorder.lease.sampled or self.done.is_set(), "the thread runs")
 
-    def step_until_done(self) -> None:
+    def step_until_done(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Takes steps; from the ordered ones, it goes on when they have been sampled."""
+        calls: list[int] = []
         slot = 0
-        while not self.done.wait(0.02):
-            slot += 1
-            self.recorder.begin_update(slot, "input", 0)
+        real = stack_sampling._stack
+        monkeypatch.setattr(stack_sampling, "_stack", lambda thread: calls.append(slot) or real(thread))
+        while not self.done.wait(0.01):
+            if slot not in self.recorder.lease.sampled or calls.count(slot) > 1:
+                slot += 1
+                self.recorder.begin_update(slot, "input", 0)
 
 
 @pytest.fixture
@@ -196,10 +204,10 @@ def rank(tmp_path: Path) -> Rank:
     return Rank(tmp_path)
 
 
-def test_it_samples_the_ordered_steps_once_and_ends(rank: Rank) -> None:
+def test_it_samples_the_ordered_steps_once_and_ends(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     rank.follow(ORDER)
     rank.sampling.follow_order()
-    rank.step_until_done()
+    rank.step_until_done(monkeypatch)
     (samples,) = rank.posted
     assert decode(encode(samples)) == samples
     assert (samples.rank, samples.order, samples.explained, samples.peer) == (3, 77, 3, 0)
@@ -216,8 +224,6 @@ def test_it_samples_the_ordered_steps_once_and_ends(rank: Rank) -> None:
 def test_the_sampled_steps_are_full_here_and_no_others(rank: Rank) -> None:
     lease = rank.recorder.lease
     rank.follow(ORDER)
-    while not lease.sampled:
-        pass
     assert [lease.budget_ppm(slot, 0) for slot in range(4, 8)] == [0, FULL_PPM, FULL_PPM, 0]
     rank.sampling.stop()
     assert rank.done.wait(60)
@@ -233,19 +239,17 @@ def test_other_ranks_sample_nothing(order: StackOrder | None, rank: Rank) -> Non
 def test_a_rank_that_stands_still_or_ends_sends_what_it_has(rank: Rank) -> None:
     rank.recorder.begin_update(5, "input", 0)
     rank.follow(ORDER)
-    while not rank.recorder.lease.sampled:
-        pass
     rank.sampling.stop()
     assert rank.done.wait(60)
     assert len(rank.posted) == 1
 
 
-def test_an_order_takes_the_place_of_the_one_before(rank: Rank) -> None:
+def test_an_order_takes_the_place_of_the_one_before(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     rank.follow(StackOrder(1, 3, 0, 1000, 5))
     rank.follow(ORDER)
     while len(rank.posted) < 2:
         rank.done.clear()
-        rank.step_until_done()
+        rank.step_until_done(monkeypatch)
     assert [samples.order for samples in rank.posted] == [1, 77]
 
 
@@ -255,7 +259,7 @@ def test_an_error_turns_off_the_samples_alone(rank: Rank, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(stack_sampling, "_stack", broken)
     rank.follow(ORDER)
-    rank.step_until_done()
+    rank.step_until_done(monkeypatch)
     assert [feature for feature, _ in rank.errors] == ["stack samples"]
     assert rank.posted == []
     assert not rank.recorder.lease.sampled
