@@ -106,10 +106,10 @@ def messages_of(file: Path, kind: type) -> list:
     return [message for message, _ in Recording(file) if isinstance(message, kind)]
 
 
-def knows_restarts(file: Path) -> bool:
-    """Returns whether the recording has a status."""
+def knows_restarts(file: Path, restarts: int) -> bool:
+    """Returns whether the recording has a status of that collector."""
     try:
-        return bool(messages_of(file, Status))
+        return any(status.restarts == restarts for status in messages_of(file, Status))
     except DdpwatchError:  # nothing is
         return False
 
@@ -146,7 +146,7 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
             assert {m.status for m in messages(frames, Step) if m.step >= 32} >= {"shadow", "unwatched"}
             with live(info, budget_ppm=FULL_PPM) as dashboard:
                 check_levels(dashboard, info.run_id, restarts=0)
-                wait_for(lambda: knows_restarts(file), "the recording knows that this is the first collector")
+                wait_for(lambda: knows_restarts(file, 0), "the recording knows that this is the first collector")
                 psutil.Process(info.pid).kill()
                 frames = check_levels(dashboard, info.run_id, restarts=1)
             frames += read_until(source, lambda seen: is_last_status(seen, None), "nobody looks")
@@ -155,6 +155,7 @@ def test_a_killed_collector_is_started_again(tmp_path: Path) -> None:
             (again,) = rundir.live_runs()
             assert (again.run_id, again.publish) == (info.run_id, info.publish)
             assert again.pid != info.pid
+            wait_for(lambda: knows_restarts(file, 1), "the recording knows that this is another one")
             psutil.Process(again.pid).terminate()  # on purpose, so no third one is started
             frames += read_until(source, lambda seen: any(m.rank is None for m in messages(seen, Bye)), "the goodbye")
         wait_for(lambda: not rundir.live_runs(), "the second collector ends")

@@ -130,11 +130,12 @@ def replay_app(messages: Iterable[Message], clock: Clock | None = None, every_ms
 
 
 async def until(pilot: Pilot[int], what: Callable[[], object], patience_s: float = 60, every_s: float = 0.005) -> None:
-    """Lets the app work until a condition holds."""
-    deadline = time.monotonic() + patience_s
+    """Lets the app work until a condition holds. The longer that takes, the less often it is looked: a look paints."""
+    started = time.monotonic()
     while not what():
-        assert time.monotonic() < deadline, f"never came:\n{screen_text(pilot.app)}"  # type: ignore[arg-type]
-        await asyncio.sleep(every_s)
+        waited_s = time.monotonic() - started
+        assert waited_s < patience_s, f"never came:\n{screen_text(pilot.app)}"  # type: ignore[arg-type]
+        await asyncio.sleep(max(every_s, min(waited_s / 10, 0.1)))
         await pilot.pause()
         pilot.app.tick()  # type: ignore[attr-defined]
     pilot.app.tick()  # type: ignore[attr-defined]

@@ -74,9 +74,7 @@ class Job:
     def wait(self) -> int:
         """Waits for the end, and for the collectors to close their recordings; the exit code."""
         code = self.process.wait(PATIENCE_S)
-        collectors, deadline = collectors_of(self._name), time.monotonic() + CLOSING_S
-        while not all(map(has_closed_its_recording, collectors)) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        await_recordings(self._name)
         return code
 
     def output(self) -> str:
@@ -121,6 +119,13 @@ def family(pid: int) -> list[psutil.Process]:
         parent = psutil.Process(pid)
         return [parent, *[child for child in parent.children(recursive=True) if not is_collector(child)]]
     return []
+
+
+def await_recordings(job: str) -> None:
+    """Waits for the collectors that a job's ranks have started to close their recordings."""
+    collectors, deadline = collectors_of(job), time.monotonic() + CLOSING_S
+    while not all(map(has_closed_its_recording, collectors)) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def collectors_of(job: str) -> list[psutil.Process]:
@@ -206,8 +211,12 @@ def forked_command(
 
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The ``ddpwatch`` command, run to its end. It is forked: its imports take longer than what it mostly does."""
-    about = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    """The ``ddpwatch`` command, run to its end. It is forked: its imports take longer than what it mostly does.
+
+    `ddpwatch run` waits for a recording itself, but on a busy machine that takes longer than a user would wait.
+    """
+    name = uuid.uuid4().hex
+    about = {**os.environ, "OMP_NUM_THREADS": "1", **environment, JOB: name}
     request = Request("ddpwatch", arguments, 0, about, COMMAND, tears_down=False)
     with open(os.devnull) as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         command = Launcher(request, streams=[file.fileno() for file in (nothing, out, err)])
@@ -216,6 +225,7 @@ def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         except subprocess.TimeoutExpired:
             kill(family(command.pid))
             raise
+        await_recordings(name)
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(["ddpwatch", *arguments], code, out.read(), err.read())
