@@ -7,11 +7,9 @@ exit code.
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.errors import DdpwatchError
+from ddpwatch.job.command import refusal, require_command, script_of
 from ddpwatch.run import rundir, startup
 from ddpwatch.run.rundir import RunInfo
 
@@ -38,12 +37,6 @@ CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
 TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 FORWARDED = TERMINATING | {signal.SIGUSR1, signal.SIGUSR2}  # schedulers announce a job's time limit with these
 KEYS = {signal.SIGINT, signal.SIGQUIT}  # Ctrl-C and Ctrl-\\
-REFUSALS = {
-    errno.ENOENT: ("command not found", "give the whole command after --"),
-    errno.EACCES: ("permission denied", "chmod +x it, or put its interpreter in front, e.g. python"),
-    errno.ENOEXEC: ("neither a program nor a script that starts with #!", "put its interpreter in front, e.g. sh"),
-    errno.E2BIG: ("the argument list is too long", "put arguments into a file; the environment counts as well"),
-}
 
 
 class JobOverError(DdpwatchError):
@@ -64,15 +57,19 @@ class Launch:
     Attributes:
         name: Id of the job's first run; ids of later ones start with it.
         command: The command line as a shell takes it.
-        terminated: Set once a signal that ends the job has come.
+        terminated: Set once a signal that ends the job has come, or a hang has.
+        hang: The hang for which the job was ended; empty if there was none.
     """
 
     def __init__(self, command: Sequence[str], record: Path | None, settings: Mapping[str, str]) -> None:
-        _require_command(command)
+        require_command(command)
         self._made = time.time()
-        self.name = rundir.new_run_id(_script_of(command))
+        self.name = rundir.new_run_id(script_of(command))
         self.command = shlex.join(command)
         self.terminated = threading.Event()
+        self.hang = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ender: threading.Thread | None = None
         self._command = list(command)
         self._environment = {**os.environ, "DDPWATCH_RUN": self.name, "PYTHONPATH": _with_bootstrap(), **settings}
         self._startup: Path | None = None
@@ -128,6 +125,16 @@ class Launch:
         found = None if self._startup is None else startup.read(self._startup)
         return why_unwatched(Facts(found, time.time() - self._made, over))
 
+    def end_hung_job(self, hang: str) -> None:
+        """Ends the job, on a thread of its own: its recording is closed by the collector. ``hang``: why."""
+        from ddpwatch.job.ending import end_job
+
+        if self._process is not None and self._ender is None:
+            self.hang = hang
+            self._ender = threading.Thread(target=end_job, args=(self._process,), name="ddpwatch-end", daemon=True)
+            self._ender.start()
+            self.terminated.set()
+
     def forget_startup(self) -> None:
         """Removes the start-up file, once the job is over."""
         if self._startup is not None:
@@ -172,12 +179,15 @@ class Launch:
         """
         with _signals_blocked() as (signals, mask):
             process, over = self._start(output, signals, mask), threading.Event()
+            self._process = process
             relay = threading.Thread(target=self._relay, args=(process, signals, over, on_hangup), daemon=True)
             relay.start()
             try:
                 yield process
             finally:
                 process.wait()  # even if the viewer has failed
+                if self._ender is not None:
+                    self._ender.join()
                 with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone: the exit code counts
                     self._wait_for_collector()
                 over.set()
@@ -201,7 +211,7 @@ class Launch:
             )
         except OSError as error:
             self.forget_startup()
-            raise _refusal(self._command[0], error) from error
+            raise refusal(self._command[0], error) from error
 
     def _relay(
         self,
@@ -255,14 +265,14 @@ def run_unwatched(command: Sequence[str], why: str) -> NoReturn:
     Raises:
         UsageError: It cannot be started.
     """
-    _require_command(command)
+    require_command(command)
     print(f"ddpwatch: {why}: the command runs unwatched", file=sys.stderr, flush=True)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and the command would inherit that
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
-        raise _refusal(command[0], error) from error
+        raise refusal(command[0], error) from error
 
 
 def run_headless(
@@ -394,36 +404,6 @@ def _signals_blocked() -> Iterator[tuple[set[signal.Signals], set[int]]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _require_command(command: Sequence[str]) -> None:
-    if not any(command[:1]):
-        raise UsageError("no command to run", "ddpwatch run -- torchrun --nproc-per-node=2 train.py")
-
-
-def _refusal(command: str, error: OSError) -> UsageError:
-    """Returns why a command cannot be started, with a hint."""
-    name = shlex.quote(command)
-    if isinstance(error, PermissionError) and Path(command).is_dir():
-        return UsageError(f"{name} is a directory", "give the whole command after --")
-    if isinstance(error, FileNotFoundError) and shutil.which(command) is not None:
-        return UsageError(f"{name}: the interpreter that its first line names does not exist", "correct its #! line")
-    why, hint = REFUSALS.get(error.errno or 0, (error.strerror or str(error), "does it run without ddpwatch?"))
-    return UsageError(f"{name}: {why}", hint)
-
-
 def _with_bootstrap() -> str:
     existing = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(BOOTSTRAP), *([existing] if existing else [])])
-
-
-def _script_of(command: Sequence[str]) -> str:
-    """Returns the script in a command line, or the module that is run with ``-m``, for the run's name."""
-    words = iter(command)
-    for word in words:
-        if word in ("-m", "--module"):  # torchrun allows options between that and the module
-            word = next((name for name in words if not name.startswith("-")), "")
-            # Modules that start the job's
-            if word and not word.startswith(("torch.distributed.", "accelerate.", "deepspeed.", "ray.")):
-                return word.replace(".", "-")
-        elif word.endswith(".py"):
-            return word
-    return command[0]

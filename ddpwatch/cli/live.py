@@ -25,15 +25,25 @@ from ddpwatch.cli.options import (
     Theme,
     app,
 )
-from ddpwatch.cli.shared import endpoint_of, is_plain, no_baseline, notifying, resolve, say, say_recording
+from ddpwatch.cli.shared import (
+    alert_calls,
+    endpoint_of,
+    is_plain,
+    no_baseline,
+    resolve,
+    say,
+    say_recording,
+    watching,
+)
 from ddpwatch.errors import UsageError
 from ddpwatch.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from ddpwatch.launch import Launch
     from ddpwatch.run.rundir import RunInfo
+    from ddpwatch.viewer.follow import ListRuns, Looker
 
+ENDED_HUNG = 124  # exit code of `run`, as of timeout(1)
 USES_RUN_DIRECTORY = {None, "_stdio", "attach", "explain", "ls", "metrics", "record", "run", "whatif"}
 
 
@@ -80,7 +90,7 @@ def watch_newest(
     if context.invoked_subcommand in USES_RUN_DIRECTORY:
         _say_fallback()
     if context.invoked_subcommand is None:
-        _show(None, None, plain, theme, ascii_only, baseline, detail)
+        _show(None, None, is_plain(plain), theme, ascii_only, baseline, detail)
 
 
 @app.command()
@@ -96,7 +106,8 @@ def attach(
 ) -> None:
     """Attach to a live run."""
     info, endpoint = resolve(run)
-    with _notifying(on_incident, notify, info, endpoint):
+    plain = is_plain(plain)
+    with watching(alert_calls(on_incident, notify), _runs(info), endpoint, at_once=plain):
         _show(info, endpoint, plain, theme, ascii_only, baseline, detail)
 
 
@@ -163,6 +174,10 @@ def run(
     detail: Detail = None,
     on_incident: OnIncident = None,
     notify: Notify = None,
+    kill_after_hang: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="End the job after a hang of, e.g., 10m; the exit code is then 124."),
+    ] = None,
 ) -> None:
     """Run a job and watch it, without changing its script.
 
@@ -177,18 +192,23 @@ def run(
     settings = environment_of(max_size, every) | ({} if detail is None else {"DDPWATCH_DETAIL": detail})
     if record_to is None and (max_size is not None or every != 1):
         raise UsageError("--max-size and --every need a recording", "add --record FILE")
+    calls, limit_s = alert_calls(on_incident, notify), None
+    if kill_after_hang is not None:
+        from ddpwatch.viewer.hang_limit import parse_duration
+
+        limit_s = parse_duration(kill_after_hang)
     if why := why_unwatched():
-        run_unwatched(command, why)
+        run_unwatched(command, why + (", so no hang ends it" if kill_after_hang else ""))
     launch = Launch(command, record_to, settings)
     if record_to is not None:
         with contextlib.suppress(UsageError):  # the variable's: the job goes on, and each rank warns
             say_recording(record_to, detail_of_job({**os.environ, **settings}, records=True))
-    notes: list[str] = []
-    alerts = notifying(on_incident, notify, launch.runs, say_later=None if plain else notes.append)
+    looker = None if limit_s is None else _hang_limit(limit_s, launch)
     show = run_headless if plain else run_with_dashboard
-    code = show(launch, budget_ppm, alerts)
-    for note in notes:
-        say(f"ddpwatch: {note}")
+    code = show(launch, budget_ppm, watching(calls, launch.runs, at_once=plain, looker=looker))
+    if launch.hang:
+        say(f"ddpwatch: ended the job, which hung for {kill_after_hang}: {launch.hang}; its own exit code: {code}")
+        code = ENDED_HUNG
     raise typer.Exit(code)
 
 
@@ -216,7 +236,7 @@ def record(
     publish = endpoint_of(info, endpoint)
     source = LiveSource(publish, budget_ppm, as_sent=True)
     say_recording(output, budget_ppm)
-    with _notifying(on_incident, notify, info, publish):
+    with watching(alert_calls(on_incident, notify), _runs(info), publish, at_once=True, recording=output.absolute()):
         frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish))
     if source.trouble:
         say(f"ddpwatch: {source.trouble}")
@@ -252,24 +272,21 @@ def metrics(
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # pushes what is left
     info, endpoint = resolve(run)
     budget_ppm = parse_detail(detail or "low")
-    with _notifying(on_incident, notify, info, endpoint):
+    with watching(alert_calls(on_incident, notify), _runs(info), endpoint, at_once=True):
         export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp, budget_ppm)
 
 
-@contextlib.contextmanager
-def _notifying(
-    on_incident: str | None, notify: str | None, info: RunInfo | None, endpoint: str | None
-) -> Iterator[None]:
-    """Passes on the incidents of the run that is meant, or of this machine's; what goes wrong is said at the end."""
+def _hang_limit(limit_s: float, launch: Launch) -> Looker:
+    from ddpwatch.viewer.hang_limit import hang_limit
+
+    return hang_limit(limit_s, launch.end_hung_job)
+
+
+def _runs(info: RunInfo | None) -> ListRuns:
+    """Returns what lists the run that is meant, or this machine's."""
     from ddpwatch.run import rundir
 
-    notes: list[str] = []
-    try:
-        with notifying(on_incident, notify, lambda: [info] if info else rundir.live_runs(), endpoint, notes.append):
-            yield
-    finally:
-        for note in notes:
-            say(f"ddpwatch: {note}")
+    return rundir.live_runs if info is None else lambda: [info]
 
 
 def _show(
@@ -283,7 +300,6 @@ def _show(
 ) -> None:
     from ddpwatch.sampling.lease import parse_detail
 
-    plain = is_plain(plain)
     budget_ppm = parse_detail(detail or ("low" if plain and not sys.stdout.isatty() else "normal"))
     if plain:
         no_baseline(baseline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +10,12 @@ from typing import TYPE_CHECKING
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Sequence
 
     from ddpwatch.recording.reader import Recording
     from ddpwatch.run.rundir import RunInfo
+    from ddpwatch.viewer.follow import ListRuns, Looker
+    from ddpwatch.viewer.notify import Call
 
 
 def say(text: str) -> None:
@@ -92,35 +94,55 @@ def endpoint_of(info: RunInfo | None, endpoint: str | None) -> str:
     return info.publish
 
 
-def notifying(
-    on_incident: str | None,
-    notify: str | None,
-    runs: Callable[[], Sequence[RunInfo]],
+@contextlib.contextmanager
+def watching(
+    calls: Sequence[Call],
+    list_runs: ListRuns,
     endpoint: str | None = None,
-    say_later: Callable[[str], object] | None = None,
-) -> AbstractContextManager[None]:
-    """Returns what passes on incidents while it is entered.
+    *,
+    at_once: bool = False,
+    recording: Path | None = None,
+    looker: Looker | None = None,
+) -> Iterator[None]:
+    """Passes on the incidents of runs while the block lasts.
 
     Args:
-        on_incident: A shell command.
-        notify: A web address.
-        runs: The runs of now.
-        endpoint: Of the run, instead, if it is not on this machine.
-        say_later: Gets what goes wrong; by default, stderr does.
+        calls: What is done with each.
+        list_runs: The runs of now.
+        endpoint: Of the one run, instead, if it is not on this machine.
+        at_once: Say at once what goes wrong with a call, and not only at the end: no dashboard is in the way.
+        recording: The one that is made here.
+        looker: Looks at each run, too.
+    """
+    if not calls and looker is None:
+        yield
+        return
+    from ddpwatch.viewer.follow import following
+    from ddpwatch.viewer.notify import Notifier
+
+    notes: list[str] = []
+    notifier = Notifier(calls, _say_own if at_once else notes.append, recording=str(recording or ""))
+    try:
+        with following(list_runs, [notifier.looker, *([looker] if looker else [])], endpoint):
+            yield
+    finally:
+        notifier.close()
+        for note in notes:
+            _say_own(note)
+
+
+def alert_calls(on_incident: str | None, notify: str | None) -> Sequence[Call]:
+    """Returns what ``--on-incident`` and ``--notify`` ask for.
 
     Raises:
         UsageError: It is no web address.
     """
-    from contextlib import nullcontext
-
     if not (on_incident or notify):
-        return nullcontext()
-    from ddpwatch.viewer import notify as notifier
+        return []
+    from ddpwatch.viewer.notify import calls_of
 
-    calls = [notifier.run_command(on_incident)] if on_incident else []
-    calls += [notifier.post_to(notify)] if notify else []
+    return calls_of(on_incident, notify)
 
-    def targets() -> list[notifier.Target]:
-        return [(endpoint, None)] if endpoint is not None else [(info.publish, info) for info in runs()]
 
-    return notifier.notifying(calls, targets, say_later or (lambda text: say(f"ddpwatch: {text}")))
+def _say_own(text: str) -> None:
+    say(f"ddpwatch: {text}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -13,11 +12,9 @@ from ddpwatch.metrics.otlp import pushing
 from ddpwatch.metrics.prometheus import listening
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.viewer.follow import follow_run
+from ddpwatch.viewer.follow import follow_run, new_runs
 from ddpwatch.viewer.live_source import LiveSource, Source
 from ddpwatch.viewer.state import RunState
-
-LOOK_S = 0.5  # between two looks for a run
 
 
 def export(
@@ -49,13 +46,10 @@ def export(
 
 def follow_all(board: Board, open_source: Callable[[str], Source] = LiveSource) -> None:
     """Puts the figures of one run after the other on the board, forever; in between, only that none is live."""
-    seen: set[str] = set()
-    while True:
-        board.run_id, board.values = "", NO_RUN
-        info = _next_run(seen)
-        seen.add(info.run_id)
+    for info in new_runs(rundir.live_runs):
         _narrate(f"following {info.run_id}, {info.world_size} ranks")
         follow(board, info.publish, open_source)
+        board.run_id, board.values = "", NO_RUN
 
 
 def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = LiveSource) -> None:
@@ -68,15 +62,6 @@ def follow(board: Board, endpoint: str, open_source: Callable[[str], Source] = L
     follow_run(source, endpoint, read)
     if source.over:
         _narrate(source.trouble)
-
-
-def _next_run(seen: set[str]) -> RunInfo:
-    """Returns the newest run that was not followed yet: one that has ended stays listed for some seconds."""
-    while True:
-        for info in rundir.live_runs():
-            if info.run_id not in seen:
-                return info
-        time.sleep(LOOK_S)
 
 
 def _narrate(text: str) -> None:

@@ -1,7 +1,6 @@
 """Calls a command or a web address when an incident starts, grows worse or ends: ``--on-incident``, ``--notify``.
 
-Two threads: one follows the runs with a state of its own, beside whatever shows them; one makes the calls. Neither
-the job nor a viewer waits for either.
+The calls are made on a thread of its own: neither the job nor whatever follows it waits for them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from queue import Full, Queue
 
 import msgspec
@@ -21,14 +20,11 @@ import msgspec
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, incident_row
 from ddpwatch.analysis.diagnosis.words.incident_news import ABSENT_NS, IncidentNews, News
 from ddpwatch.common.text import clean
-from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.errors import UsageError
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.viewer.follow import LOOK_S, follow_run
-from ddpwatch.viewer.live_source import SILENCE_S, LiveSource
+from ddpwatch.viewer.follow import Look
 from ddpwatch.viewer.state import RunState
 
-FIND_S = 0.3  # between two looks for runs
-END_S = 3.0  # for a run's last frames, once whoever shows it has ended
 CALL_S = 60.0  # for one call of a command; then it is killed
 ANSWER_S = 10.0  # for a web server
 GAP_S = 1.0  # between two calls
@@ -60,7 +56,15 @@ class Alert(msgspec.Struct):
 
 
 Call = Callable[[Alert], str]  # returns what went wrong
-Target = tuple[str, RunInfo | None]  # an endpoint, and what is known of its run
+
+
+def calls_of(on_incident: str | None, notify: str | None) -> list[Call]:
+    """Returns what is done with each alert: a shell command, a post to a web address.
+
+    Raises:
+        UsageError: It is no web address.
+    """
+    return [*([run_command(on_incident)] if on_incident else []), *([post_to(notify)] if notify else [])]
 
 
 def run_command(command: str, limit_s: float = CALL_S) -> Call:
@@ -97,7 +101,9 @@ def post_to(url: str) -> Call:
         raise UsageError(f"--notify: no web address: {clean(url)}", "it starts with https://")
 
     def call(alert: Alert) -> str:
-        body = msgspec.json.encode({"text": f"ddpwatch, {alert.run.id}: {alert.text}"})
+        run = alert.run
+        where = f"\nrecording: {run.host}:{run.recording}" if run.recording else ""
+        body = msgspec.json.encode({"text": f"ddpwatch, {run.id}: {alert.text}{where}"})
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         try:
             urllib.request.urlopen(request, timeout=ANSWER_S).close()
@@ -115,17 +121,35 @@ class Notifier:
         calls: What each alert is passed to.
         say: Gets a line when a call fails for the first time, and at the end if events were left out.
         gap_s: Least time between two alerts.
+        recording: That of whoever watches; empty for the job's own.
     """
 
-    def __init__(self, calls: Sequence[Call], say: Callable[[str], object], gap_s: float = GAP_S) -> None:
+    def __init__(
+        self, calls: Sequence[Call], say: Callable[[str], object], gap_s: float = GAP_S, recording: str = ""
+    ) -> None:
         self._calls = calls
         self._say = say
         self._gap_s = gap_s
+        self._recording = recording
         self._alerts: Queue[Alert | None] = Queue(WAITING)
         self._left_out = 0
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="ddpwatch-notify", daemon=True)
         self._thread.start()
+
+    def looker(self, info: RunInfo | None) -> Look:
+        """Returns what looks at a run, given what is known of it, and passes on what is new of its incidents."""
+        news = IncidentNews()
+
+        def look(state: RunState) -> None:
+            found = news.take_incidents(state.diagnosis.incidents(), state.now_ns)
+            if state.end is not None:  # and with it what lasted to the end
+                found += news.take_incidents([], state.now_ns + ABSENT_NS)
+            for item in found:
+                if item.incident.severity != "info":
+                    self.add_alert(alert_of(item, state, info, self._recording))
+
+        return look
 
     def add_alert(self, alert: Alert) -> None:
         """Passes an alert on, later. Never waits."""
@@ -156,63 +180,8 @@ class Notifier:
                 time.sleep(self._gap_s)
 
 
-@contextlib.contextmanager
-def notifying(
-    calls: Sequence[Call], targets: Callable[[], Sequence[Target]], say: Callable[[str], object]
-) -> Iterator[None]:
-    """Follows runs for as long as the block lasts, and passes their incidents on.
-
-    Args:
-        calls: What is done with each alert.
-        targets: The runs of now; each is followed once, one after the other.
-        say: See `Notifier`.
-    """
-    notifier, over = Notifier(calls, say), threading.Event()
-    follower = threading.Thread(target=_follow_all, args=(targets, notifier, over), name="ddpwatch-follow", daemon=True)
-    follower.start()
-    try:
-        yield
-    finally:
-        over.set()
-        follower.join(END_S + SILENCE_S)
-        notifier.close()
-
-
-def _follow_all(targets: Callable[[], Sequence[Target]], notifier: Notifier, over: threading.Event) -> None:
-    seen: set[str] = set()
-    while True:
-        last_look = over.is_set()
-        with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone, or the run
-            for endpoint, info in targets():
-                if endpoint not in seen:
-                    seen.add(endpoint)
-                    _follow(endpoint, info, notifier, over)
-        if last_look:
-            return
-        over.wait(FIND_S)
-
-
-def _follow(endpoint: str, info: RunInfo | None, notifier: Notifier, over: threading.Event) -> None:
-    news, over_s = IncidentNews(), list[float]()
-
-    def look(state: RunState) -> None:
-        found = news.take_incidents(state.diagnosis.incidents(), state.now_ns)
-        if state.end is not None:  # and with it what lasted to the end
-            found += news.take_incidents([], state.now_ns + ABSENT_NS)
-        for item in found:
-            if item.incident.severity != "info":
-                notifier.add_alert(alert_of(item, state, info))
-
-    def goes_on() -> bool:
-        if over.is_set() and not over_s:
-            over_s.append(time.monotonic())
-        return not over_s or time.monotonic() - over_s[0] <= END_S
-
-    follow_run(LiveSource(endpoint), endpoint, look, goes_on, first_look_s=LOOK_S)
-
-
-def alert_of(news: News, state: RunState, info: RunInfo | None) -> Alert:
-    """Returns what is passed on of a run's news."""
+def alert_of(news: News, state: RunState, info: RunInfo | None, recording: str = "") -> Alert:
+    """Returns what is passed on of a run's news; ``recording`` as for `Notifier`."""
     hello = next((rank.hello for rank in state.ranks.values() if rank.hello is not None), None)
     status, incident = state.status, news.incident
     return Alert(
@@ -223,7 +192,7 @@ def alert_of(news: News, state: RunState, info: RunInfo | None) -> Alert:
             host=clean(info.host if info is not None else hello.host if hello is not None else ""),
             ranks=state.world_size,
             script=clean(hello.script if hello is not None else ""),
-            recording=clean(status.recording if status is not None else ""),
+            recording=clean(recording or (status.recording if status is not None else "")),
         ),
         incident=incident_row(incident, state.layouts),
     )

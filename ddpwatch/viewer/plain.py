@@ -25,6 +25,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.version import untested
+from ddpwatch.viewer.follow import new_runs
 from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on, snapshot
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.transport import Frame
@@ -273,21 +274,17 @@ def _narrate_all(
     why: Callable[[], Why],
     budget_ppm: int,
 ) -> None:
-    seen: set[str] = set()
-    waiting = _Waiting()
-    while True:
-        last_look = over.is_set()
-        for info in runs():
-            if info.run_id not in seen:
-                seen.add(info.run_id)
-                _narrate(f"watching {info.run_id}, {info.world_size} ranks")
-                for text in lines(info.publish, budget_ppm):
-                    _narrate(text)
-        if last_look:
-            break
+    seen, waiting = list[RunInfo](), _Waiting()
+
+    def idle() -> None:
         if not seen:
             waiting.narrate(str(why()))
-        over.wait(0.3)
+
+    for info in new_runs(runs, over, idle):
+        seen.append(info)
+        _narrate(f"watching {info.run_id}, {info.world_size} ranks")
+        for text in lines(info.publish, budget_ppm):
+            _narrate(text)
     for text in [] if seen else without_run():
         _narrate(text)
 
@@ -380,10 +377,7 @@ def _wait_for_run() -> RunInfo:
     if info is None:
         how = "call ddpwatch.watch(model) in its script, or start it with ddpwatch run"
         _narrate(f"waiting for a run (looking in {rundir.directory()}); {how}")
-    while info is None:
-        time.sleep(0.5)
-        info = rundir.newest_run()
-    return info
+    return info or next(new_runs(rundir.live_runs))
 
 
 def _narrate(text: str) -> None:

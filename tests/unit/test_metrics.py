@@ -22,6 +22,7 @@ from ddpwatch.metrics.figures import METRICS, OTHERS, TOP, Board, Meter, Metric,
 from ddpwatch.metrics.follow import follow, follow_all
 from ddpwatch.metrics.otlp import metrics_url, pushing
 from ddpwatch.metrics.prometheus import listening, parse_listen
+from ddpwatch.run.rundir import RunInfo
 from ddpwatch.wire.messages import Step
 from tests.support.dashboards import FakeJobs, FakeSource
 from tests.support.frames import RUN, beat, bye, hello, layout, run, state_of, status, synchronous
@@ -298,9 +299,14 @@ def test_each_run_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         board.values = {}
 
-    monkeypatch.setattr("ddpwatch.metrics.follow.rundir.live_runs", lambda: jobs.runs)
+    def live_runs() -> list[RunInfo]:
+        listed = [*jobs.runs]
+        if followed:
+            jobs.start("second")  # for the look after the one that finds nothing new
+        return listed
+
+    monkeypatch.setattr("ddpwatch.metrics.follow.rundir.live_runs", live_runs)
     monkeypatch.setattr("ddpwatch.metrics.follow.follow", next_one)
-    monkeypatch.setattr("ddpwatch.metrics.follow.time.sleep", lambda _: jobs.start("second"))
     with pytest.raises(KeyboardInterrupt):
         follow_all(Board())
     assert followed == ["first", "second"]

@@ -15,8 +15,9 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News
 from ddpwatch.errors import UsageError
-from ddpwatch.viewer import notify
-from ddpwatch.viewer.notify import WAITING, Alert, Notifier, alert_of, notifying, post_to, run_command
+from ddpwatch.viewer import follow
+from ddpwatch.viewer.follow import following
+from ddpwatch.viewer.notify import WAITING, Alert, Notifier, alert_of, post_to, run_command
 from tests.support.dashboards import FakeSource
 from tests.support.frames import RUN, bye, run, state_of
 from tests.unit.test_incident_news import WORSE
@@ -24,8 +25,8 @@ from tests.unit.test_incident_news import WORSE
 STATE = state_of([*run(40, late_rank=1)])
 
 
-def event(what: str = "started") -> Alert:
-    return alert_of(News(WORSE, what), STATE, None)  # type: ignore[arg-type]
+def event(what: str = "started", recording: str = "") -> Alert:
+    return alert_of(News(WORSE, what), STATE, None, recording)  # type: ignore[arg-type]
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -105,10 +106,14 @@ def test_a_webhook_gets_a_text() -> None:
         address = f"http://127.0.0.1:{server.server_port}"
         assert post_to(f"{address}/hook")(event()) == ""
         assert "404" in post_to(f"{address}/other")(event())
+        assert post_to(f"{address}/hook")(event(recording="/data/run.mcap")) == ""
         server.shutdown()
     kind, body = got.get()
     assert kind == "application/json"
-    assert json.loads(body)["text"].startswith(f"ddpwatch, {RUN}: rank 1 is late; next: ")
+    (text,) = json.loads(body)["text"].splitlines()
+    assert text.startswith(f"ddpwatch, {RUN}: rank 1 is late; next: ")
+    got.get()
+    assert json.loads(got.get()[1])["text"].splitlines() == [text, "recording: node1:/data/run.mcap"]
     assert post_to(address)(event()).startswith("--notify: ")
     with pytest.raises(UsageError, match="no web address"):
         post_to("file:///etc/passwd")
@@ -116,15 +121,17 @@ def test_a_webhook_gets_a_text() -> None:
 
 def test_a_run_is_followed_beside_whatever_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     source, events = FakeSource(), queue.Queue[Alert]()
-    monkeypatch.setattr(notify, "LiveSource", lambda _: source)
+    monkeypatch.setattr(follow, "LiveSource", lambda _: source)
     source.put([*run(40, late_rank=1), bye(0), bye(1), bye()])
 
     def call(one: Alert) -> str:
         events.put(one)
         return ""
 
-    with notifying([call], lambda: [("endpoint", None)], pytest.fail):
+    notifier = Notifier([call], pytest.fail, gap_s=0)
+    with following(lambda: [], [notifier.looker], "endpoint"):
         first = events.get(timeout=60)
+    notifier.close()
     assert (first.event, first.incident.kind, list(first.incident.ranks)) == ("started", "straggler", [1])
     rest = [events.get() for _ in range(events.qsize())]
     assert [(one.event, one.incident.kind) for one in rest if one.incident.ranks == [1]] == [("ended", "straggler")]
