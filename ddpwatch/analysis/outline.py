@@ -30,11 +30,15 @@ class Point:
 class Outline:
     """Collects the outline from steps in order.
 
+    Args:
+        most: Points.
+
     Attributes:
-        points: At most `MOST_POINTS`; each is the slowest of ``stride`` steps.
+        points: Fewer than ``most``; each is the slowest of ``stride`` steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most = most
         self.points: list[Point] = []
         self.stride = 1
         self._pending: list[Point] = []
@@ -80,7 +84,7 @@ class Outline:
             return
         self.points.append(max(self._pending, key=lambda pending: pending.step_ms))
         self._pending = []
-        if len(self.points) >= MOST_POINTS:
+        if len(self.points) >= self._most:
             self.points = [max(pair, key=lambda p: p.step_ms) for pair in _pairs(self.points)]
             self.stride *= 2
 

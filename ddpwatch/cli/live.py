@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ddpwatch.viewer.follow import ListRuns, Looker
 
 ENDED_HUNG = 124  # exit code of `run`, as of timeout(1)
-USES_RUN_DIRECTORY = {None, "_stdio", "attach", "explain", "ls", "metrics", "record", "run", "whatif"}
+USES_RUN_DIRECTORY = {None, "_stdio", "attach", "explain", "ls", "mcp", "metrics", "record", "run", "whatif"}
 
 
 def _say_fallback() -> None:
@@ -274,6 +274,18 @@ def metrics(
     budget_ppm = parse_detail(detail or "low")
     with watching(alert_calls(on_incident, notify), _runs(info), endpoint, at_once=True):
         export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp, budget_ppm)
+
+
+@app.command()
+def mcp(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="DIR", help="Also list the recordings in these directories.")
+    ] = None,
+) -> None:
+    """Answer an agent's questions about runs, on stdin and stdout (Model Context Protocol)."""
+    from ddpwatch.mcp.server import serve
+
+    serve(folders or [])
 
 
 def _hang_limit(limit_s: float, launch: Launch) -> Looker:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+_RANK_FILE = re.compile(r"rank\d{5,}\.mcap")
+_OLDER_PART = re.compile(r"(.+)\.\d{4,5}\.mcap")
 STALE_S = 120.0  # a reservation is used within seconds; an older one is of a job that was killed
 
 
@@ -71,6 +73,20 @@ def parts_of(path: Path) -> list[Path]:
         found = [other for other in path.parent.iterdir() if part.fullmatch(other.name)]
         return sorted(found, key=lambda other: (len(other.name), other.name))
     return []
+
+
+def recordings_in(folder: Path) -> set[Path]:
+    """Returns the recordings in a directory, and its directories of rank files; nothing if it is none.
+
+    Older parts belong to the newest.
+    """
+    files = [*folder.glob("*.mcap"), *folder.glob("*/rank*.mcap")]
+    return {file.parent if _RANK_FILE.fullmatch(file.name) else file for file in files if not _is_of_newer(file)}
+
+
+def _is_of_newer(file: Path) -> bool:
+    older = _OLDER_PART.fullmatch(file.name)
+    return older is not None and file.with_name(f"{older[1]}.mcap").exists()
 
 
 def _names(path: Path) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.wire.messages import Layout
+from ddpwatch.wire.transport import Frame
 
 
 @dataclass
@@ -64,8 +65,22 @@ def report_of_recording(recording: Recording, selection: Selection | None = None
     """Reports on an open recording, as `report_of` does."""
     chosen = selection or Selection()
     recording.check(chosen)
-    builder = ReportBuilder(_expected(chosen), str(recording.path))
-    for message, envelope in recording.select(chosen):
+    builder = _collected(recording.select(chosen), str(recording.path), chosen, drawn)
+    if recording.frames == 0:
+        raise UsageError(f"{recording.path}: no frame is readable", "it was cut off in its first second, or is damaged")
+    report = replace(builder.report(), recording=_about(recording, builder))
+    return replace(report, notes=notes(report), findings=findings(report))
+
+
+@few_collections()
+def report_of_frames(frames: Iterable[Frame], source: str, selection: Selection, drawn: Drawn | None = None) -> Report:
+    """Returns the report of frames that were selected: those of a live run. The rest as for `report_of`."""
+    return _collected(frames, source, selection, drawn).report()
+
+
+def _collected(frames: Iterable[Frame], source: str, selection: Selection, drawn: Drawn | None) -> ReportBuilder:
+    builder = ReportBuilder(_expected(selection), source)
+    for message, envelope in frames:
         steps = builder.apply_message(message, envelope.received_ns, envelope.frame)
         if drawn is not None:
             drawn.outline.add_all(steps)
@@ -73,10 +88,7 @@ def report_of_recording(recording: Recording, selection: Selection | None = None
                 drawn.layouts.append(message)
     if drawn is not None:
         drawn.outline.add_all(builder.rest())
-    if recording.frames == 0:
-        raise UsageError(f"{recording.path}: no frame is readable", "it was cut off in its first second, or is damaged")
-    report = replace(builder.report(), recording=_about(recording, builder))
-    return replace(report, notes=notes(report), findings=findings(report))
+    return builder
 
 
 def _expected(selection: Selection) -> int | None:
@@ -104,7 +116,7 @@ def _about(recording: Recording, builder: ReportBuilder) -> RecordingFigures:
 
 @few_collections()
 def compare_recordings(
-    paths: Sequence[str | os.PathLike[str]],
+    recordings: Sequence[str | os.PathLike[str] | Recording],
     selection: Selection | None = None,
     seed: int = 0,
     note: Callable[[str], object] = lambda _: None,
@@ -114,10 +126,11 @@ def compare_recordings(
     Raises:
         UsageError: Fewer than two recordings, or one cannot be read.
     """
-    if len(paths) < 2:
+    if len(recordings) < 2:
         raise UsageError("compare needs two recordings", "ddpwatch compare A.mcap B.mcap")
-    series = [RunSeries(name) for name in _names(paths)]
-    runs = [_run(path, each, selection or Selection(), note) for path, each in zip(paths, series, strict=True)]
+    opened = [one if isinstance(one, Recording) else Recording(one) for one in recordings]
+    series = [RunSeries(name) for name in _names([one.path for one in opened])]
+    runs = [_run(one, each, selection or Selection(), note) for one, each in zip(opened, series, strict=True)]
     differences = [
         RunDifference(
             **asdict(compare(series[0], each, seed)),
@@ -129,10 +142,8 @@ def compare_recordings(
     return RunComparison(runs, differences)
 
 
-def _run(
-    path: str | os.PathLike[str], series: RunSeries, selection: Selection, note: Callable[[str], object]
-) -> ComparedRun:
-    recording, run = Recording(path), Run(_expected(selection), source=str(path))
+def _run(recording: Recording, series: RunSeries, selection: Selection, note: Callable[[str], object]) -> ComparedRun:
+    run = Run(_expected(selection), source=str(recording.path))
     recording.check(selection)
     for across in run.steps(recording.select(selection)):
         series.add_step(across)
@@ -150,9 +161,9 @@ def _run(
     )
 
 
-def _names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+def _names(paths: Sequence[Path]) -> list[str]:
     """Names for the runs: file names where they differ, else whole paths."""
-    stems = [Path(path).stem for path in paths]
+    stems = [path.stem for path in paths]
     return stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
 
 

@@ -1,9 +1,13 @@
-"""`ddpwatch metrics` beside a job with a late rank: what it serves, and what the real Prometheus makes of it."""
+"""`ddpwatch metrics` beside a job with a late rank: what it serves, and what the real Prometheus makes of it.
+
+And what else asks about a live job: alerts, and an agent through `ddpwatch mcp`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import time
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client, StdioServerParameters
 
 from ddpwatch.metrics.figures import METRICS
 from ddpwatch.run.rundir import RunInfo
@@ -205,3 +210,46 @@ def test_the_real_prometheus_answers_each_query_of_the_dashboard(prometheus: str
     for metric in METRICS:
         (about,) = known[metric.sample_name.removesuffix("_total")]
         assert (about["type"], about["help"]) == ("counter" if metric.counter else "gauge", metric.help)
+
+
+async def test_an_agent_gets_answers(served: Served, scraped: Scrape) -> None:
+    """Ten questions about this job and about a recording, over stdio."""
+    old = str(ROOT / "tests" / "data" / "written-by-0.1.mcap")
+    command = StdioServerParameters(
+        command=DDPWATCH[0], args=[*DDPWATCH[1:], "mcp", str(Path(old).parent)], env={**os.environ}
+    )
+    async with Client(command) as agent:
+
+        async def ask(tool: str, **arguments: object) -> dict[str, Any]:
+            result = await agent.call_tool(tool, arguments)
+            assert not result.is_error, result.content
+            return dict(result.structured_content)
+
+        listed = await ask("list_runs")  # Which runs are there?
+        (here,) = listed["live"]
+        assert (here["run"], here["ranks"], here["verdict"]["kind"]) == (served.info.run_id, 2, "straggler")
+        assert [one["run"] for one in listed["recordings"]] == [old]
+        now = await ask("summary")  # What is it, and what matters most?
+        assert (now["source"]["kind"], now["source"]["ranks"], now["run"]["backend"]) == ("live", 2, "gloo")
+        assert now["verdict"]["text"].startswith("rank 1 is late")
+        assert now["steps"]["step_ms"] > LATE_S * 1000  # How long is a step?
+        assert sum(now["phases_ms"].values()) == pytest.approx(now["steps"]["step_ms"])
+        assert now["latest_ranks"][0]["rank"] == 1  # Who is late, by how much?
+        assert now["latest_ranks"][0]["late_ms_p50"] > LATE_S * 500
+        found = (await ask("incidents", run=here["run"]))["incidents"]  # What went wrong, and what is to be done?
+        (late,) = [one for one in found if one["kind"] == "straggler"]
+        assert (late["ranks"], late["phase"], late["open"]) == ([1], "backward", True)
+        assert late["next_step"]
+        lost = await ask("lost_time")  # Where does the time go?
+        waiting = [one for one in lost["accounts"] if one["account"] == "waiting" and one["rank"] == 1]
+        assert sum(one["seconds"] for one in waiting) > 0
+        line = await ask("step_timeline")  # How did it go?
+        step = line["points"][-1]["step"]
+        assert step > line["points"][0]["step"]
+        past = await ask("summary", run=old)  # And this recording?
+        assert past["source"]["kind"] == "recording"
+        same = await ask("compare", a=old, b=old)  # Is it slower than that?
+        assert same["verdict"] in ("same", "unclear")
+        assert same["ratio"] == 0
+        without = await ask("whatif", run=old, without_rank=1)  # What if rank 1 had not been late there, by 52 ms?
+        assert without["scenarios"][0]["gain_ms"] == pytest.approx(52, abs=5)

@@ -1,0 +1,1 @@
+"""`ddpwatch mcp`: answers an agent's questions about live runs and recordings."""
