@@ -43,7 +43,7 @@ Steps = Annotated[str, Meta(description="Only these steps, as 100:200: from 100 
 Ranks = Annotated[str, Meta(description="Only these ranks, as 0,4-7. Empty: all.")]
 
 
-class Source(Figures, frozen=True):
+class AnswerSource(Figures, frozen=True):
     """What an answer is of; ``notes`` limit it."""
 
     run: str
@@ -54,9 +54,9 @@ class Source(Figures, frozen=True):
     notes: Sequence[str]
 
 
-def _source(run: LiveRun | RecordedRun, report: Report) -> Source:
+def _source(run: LiveRun | RecordedRun, report: Report) -> AnswerSource:
     notes = [*run.notes(), *(off.message for off in report.off)]
-    return Source(run.name, run.kind, report.run.id, report.run.world_size, report.steps.count, notes)
+    return AnswerSource(run.name, run.kind, report.run.id, report.run.world_size, report.steps.count, notes)
 
 
 class ListedRun(Figures, frozen=True):
@@ -100,10 +100,10 @@ def _utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-class Summary(Figures, frozen=True):
+class RunSummary(Figures, frozen=True):
     """A run's means, and what matters most; ``latest_ranks`` are at most 12. ``cost`` is that of watching."""
 
-    source: Source
+    source: AnswerSource
     verdict: VerdictFigures
     run: RunFigures
     steps: StepCounts
@@ -115,11 +115,11 @@ class Summary(Figures, frozen=True):
     cost: CostFigures
 
 
-def summary(runs: Runs, run: RunName = "", steps: Steps = "", ranks: Ranks = "") -> Summary:
+def summary(runs: Runs, run: RunName = "", steps: Steps = "", ranks: Ranks = "") -> RunSummary:
     """Says what a run is, what matters most now, how long a step takes and of what it consists, and who is late."""
     found, report = _report(runs, run, steps, ranks)
     latest = sorted(report.ranks, key=lambda rank: -(rank.late_ms_p50 or 0.0))
-    return Summary(
+    return RunSummary(
         source=_source(found, report),
         verdict=report.verdict,
         run=replace(report.run, hosts=report.run.hosts[:MOST]),
@@ -142,7 +142,7 @@ class FoundIncident(IncidentFigures, frozen=True):
 class Incidents(Figures, frozen=True):
     """What went wrong, worst first; ``left_out``: further ones. ``seconds`` are of rank-time."""
 
-    source: Source
+    source: AnswerSource
     incidents: Sequence[FoundIncident]
     left_out: int
 
@@ -165,10 +165,10 @@ def _with_evidence(row: IncidentFigures, stacks: bool) -> FoundIncident:
     return FoundIncident(**{**asdict(row), "evidence": evidence})
 
 
-class LostTime(Figures, frozen=True):
+class RunLostTime(Figures, frozen=True):
     """Where the rank-time went, largest account first; ``unit`` is what the seconds are of."""
 
-    source: Source
+    source: AnswerSource
     unit: str
     rank_seconds: float
     lost_share: float | None
@@ -176,26 +176,26 @@ class LostTime(Figures, frozen=True):
     left_out: int
 
 
-def lost_time(runs: Runs, run: RunName = "", steps: Steps = "", ranks: Ranks = "") -> LostTime:
+def lost_time(runs: Runs, run: RunName = "", steps: Steps = "", ranks: Ranks = "") -> RunLostTime:
     """Says where a run's time went, by account: compute, waiting for a rank, transfer, input, pauses and so on."""
     found, report = _report(runs, run, steps, ranks)
     unit, lost = rank_seconds(report.run.timing_source), report.lost
-    return LostTime(_source(found, report), unit, lost.rank_seconds, lost.lost_share, *_first(lost.accounts))
+    return RunLostTime(_source(found, report), unit, lost.rank_seconds, lost.lost_share, *_first(lost.accounts))
 
 
-class Timeline(Figures, frozen=True):
+class StepTimeline(Figures, frozen=True):
     """Watched steps in order; each point is the slowest of ``stride`` steps, with means over its ranks.
 
     ``ranks`` are of a single step: the slowest ones.
     """
 
-    source: Source
+    source: AnswerSource
     stride: int
     points: Sequence[Point]
     ranks: Sequence[StepRow]
 
 
-def step_timeline(runs: Runs, run: RunName = "", steps: Steps = "", ranks: Ranks = "") -> Timeline:
+def step_timeline(runs: Runs, run: RunName = "", steps: Steps = "", ranks: Ranks = "") -> StepTimeline:
     """Shows how steps went over time; of a single step (such as 120:121), what each rank did."""
     drawn = Drawn(outline=Outline(MOST_POINTS))
     found, report = _report(runs, run, steps, ranks, drawn)
@@ -203,7 +203,7 @@ def step_timeline(runs: Runs, run: RunName = "", steps: Steps = "", ranks: Ranks
     if len(points) == 1:
         rows = [row for across, _ in drawn.outline.details() for row in step_rows(across)]
         rows.sort(key=lambda row: -(row.step_ms or 0.0))
-    return Timeline(_source(found, report), drawn.outline.stride, points, rows[:MOST])
+    return StepTimeline(_source(found, report), drawn.outline.stride, points, rows[:MOST])
 
 
 class Compared(Figures, frozen=True):

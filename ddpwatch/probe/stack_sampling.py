@@ -85,7 +85,7 @@ class StackSampling:
         recorder, until_s, pause = self._recorder, time.monotonic() + MOST_S, Random()
         while recorder.slot < slots.start and time.monotonic() < until_s and not stopping.is_set():
             time.sleep(PERIOD_S)
-        samples, before = Samples(time.monotonic_ns()), _counters(self._counters)
+        samples, before = SampleCounts(time.monotonic_ns()), _counters(self._counters)
         while time.monotonic() < until_s:
             time.sleep(PERIOD_S * (0.5 + pause.random()))  # which takes half of the CPU time of an event's wait
             if recorder.slot >= slots.stop or stopping.is_set():
@@ -130,7 +130,7 @@ class _Line(NamedTuple):
     inner_line: int
 
 
-class Samples:
+class SampleCounts:
     """Samples of a thread's stack, counted by step and line.
 
     Args:
@@ -155,12 +155,12 @@ class Samples:
         """Takes a stack of now."""
         line = self._line(innermost, phase)
         at = time.monotonic_ns()
-        self._add(self.slots.setdefault(slot, len(self.slots)), self._place(line), at - self.end_ns)
+        self._add_sample(self.slots.setdefault(slot, len(self.slots)), self._place(line), at - self.end_ns)
         self.longest_ns = max(self.longest_ns, at - self.end_ns)
         self.end_ns = at
         self.count += 1
 
-    def _add(self, slot: int, line: int, ns: int) -> None:
+    def _add_sample(self, slot: int, line: int, ns: int) -> None:
         slots, lines, times = self.columns
         if slots and (slots[-1], lines[-1]) == (slot, line):
             times[-1] += ns

@@ -19,7 +19,7 @@ from torch import nn
 from ddpwatch.probe import stack_sampling
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.probe.stack_sampling import MOST_LINES, Samples, StackSampling, module_names
+from ddpwatch.probe.stack_sampling import MOST_LINES, SampleCounts, StackSampling, module_names
 from ddpwatch.sampling.lease import FULL_PPM, Lease, LeasePage
 from ddpwatch.sampling.stack_order import StackOrder, parse_topic
 from ddpwatch.wire.messages import StackSamples, decode, encode
@@ -82,7 +82,7 @@ def test_a_sample_has_the_user_s_line_and_the_module_around_it() -> None:
         models.append(nn.Sequential(nn.Identity(), nn.Sequential(Held(hold))))
         models[0](torch.zeros(1))
 
-    samples = Samples(0)
+    samples = SampleCounts(0)
     with held_thread(run, by_threading) as ident:
         for slot in (7, 7, 8):
             samples.add_stack(frame_of(ident), "forward", slot)
@@ -121,7 +121,7 @@ def test_nothing_that_a_frame_owns_lives_longer() -> None:
         done.set()
 
     done = threading.Event()
-    samples = Samples(0)
+    samples = SampleCounts(0)
     gc.disable()
     try:
         with held_thread(run, by_threading) as ident:
@@ -150,7 +150,7 @@ def test_in_a_backward_the_thread_counts_that_computes(monkeypatch: pytest.Monke
 
 def test_many_lines_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_sampling, "MOST_LINES", 2)
-    samples, here = Samples(0), sys._getframe()
+    samples, here = SampleCounts(0), sys._getframe()
     for number in range(5):
         samples.add_stack(here, f"phase{number}"[:6], number)
     for phase in ("forward", "backward", "optimizer", "sync"):
