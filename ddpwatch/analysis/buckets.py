@@ -260,7 +260,7 @@ def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
     facts = across.all_facts()
     keys = common_keys(facts.values())
     buckets = () if keys is None else _buckets_of(keys, tuple(map(across.role_of, keys.groups)))
-    if keys is None or len(set(buckets)) < len(keys):
+    if keys is None or keys.mixed or len(set(buckets)) < len(keys):
         return _summed_columns(across)
     steps = [across.ranks[rank] for rank in facts]
     origins = list(map(first_compute, steps))
@@ -293,7 +293,8 @@ def _summed_columns(across: StepAcrossRanks) -> BucketColumns:
             own.setdefault(_bucket(key, across.role_of), []).append(row)
         for bucket, found in own.items():
             whole = bucket[0] == OWN_COLLECTIVES  # a bucket has a size, however often it is reduced
-            rows.setdefault(bucket, []).append(_of_rank(found, facts.figures.exposed, first_compute(step), whole))
+            origin = first_compute(step, own=whole)
+            rows.setdefault(bucket, []).append(_of_rank(found, facts.figures.exposed, origin, whole))
     skews = _skews(across)
     summed = [_over_ranks(ranks, skews.get(bucket, ()), _op(bucket[2])) for bucket, ranks in rows.items()]
     return BucketColumns(tuple(rows), *(zip(*summed, strict=True) if summed else repeat((), len(BucketStep._fields))))

@@ -152,6 +152,8 @@ def _counts(report: Report) -> list[Finding]:
 
 def _others(report: Report) -> list[Finding]:
     """Reports collectives of the job that are not DDP's."""
+    if any(row.kind == "call" for row in report.collectives):  # they are reported
+        return []
     counts = [group.other_collectives_per_step or 0.0 for group in report.groups]
     most = max(counts, default=0.0)
     if most < OTHER_COLLECTIVES:

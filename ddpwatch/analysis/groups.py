@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from ddpwatch.sampling.levels import is_counted
-from ddpwatch.wire.messages import DEFAULT_GROUP, Group, Hello, Message, Step
+from ddpwatch.wire.messages import DEFAULT_GROUP, OWN_COLLECTIVES, Group, Hello, Message, Step
 
 Members = Callable[[int], "tuple[int, ...] | None"]  # of a group, in ascending order; None if they are not known
 KEEP_GROUPS = 65_536  # a job of 1,024 ranks has some thousands
@@ -118,6 +118,18 @@ def outermost(role: Role) -> tuple[int, Role]:
     return place, role
 
 
+def numbered_groups(step: Step) -> list[int]:
+    """Returns the group of each collective by whose numbers steps are matched.
+
+    These are DDP's or FSDP2's; where there is none, the job's own.
+    """
+    groups = step.comm_group or [DEFAULT_GROUP] * len(step.comm_module)
+    if OWN_COLLECTIVES not in step.comm_module:
+        return groups
+    rows = zip(groups, step.comm_module, strict=True)
+    return [group for group, module in rows if module != OWN_COLLECTIVES] or groups
+
+
 class OtherCollectives:
     """Counts the collectives on watched groups that are not the modules' own: sequence numbers that nobody reported.
 
@@ -134,11 +146,12 @@ class OtherCollectives:
         self._newest[step.rank] = step
         if before is None or step.step != before.step + 1 or before.comm_first_seq is None:
             return
-        groups = {*before.comm_group, *step.comm_group}
+        known = numbered_groups(before)
+        groups = {*known, *numbered_groups(step)} or {DEFAULT_GROUP}
         if step.comm_first_seq is None or len(groups) > 1 or not is_counted(before.status):
             return
-        others = step.comm_first_seq - before.comm_first_seq - len(before.comm_label)
-        counts = self._counts.setdefault(next(iter(groups), DEFAULT_GROUP), [0, 0])
+        others = step.comm_first_seq - before.comm_first_seq - len(known)
+        counts = self._counts.setdefault(next(iter(groups)), [0, 0])
         counts[0] += max(0, others)
         counts[1] += 1
 

@@ -83,10 +83,10 @@ class Layouts(Mapping[LayoutKey, Layout]):
                     return layout.params[max(known, key=sizes.__getitem__)]
         return ""
 
-    def unit(self, rank: int | None = None) -> str:
+    def unit(self, rank: int | None = None, module: int | None = None) -> str:
         """Returns what is communicated: a bucket, with FSDP2 a parameter group, without a wrapper a collective."""
-        kinds = {layout.kind for layout in self._newest(rank)}
-        return "parameter group" if "group" in kinds else "collective" if "call" in kinds else "bucket"
+        kinds = {layout.kind for layout in self._newest(rank, module)}
+        return "parameter group" if "group" in kinds else "collective" if kinds == {"call"} else "bucket"
 
     def kind(self, module: int, use: str = "") -> LayoutKind:
         """Returns what a module's collectives carry; where its layout is not known, what their use suggests."""

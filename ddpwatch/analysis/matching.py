@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 from msgspec.structs import replace
 
-from ddpwatch.analysis.groups import Members
+from ddpwatch.analysis.groups import Members, numbered_groups
 from ddpwatch.sampling.levels import is_counted
 from ddpwatch.wire.messages import DEFAULT_GROUP, Step
 
@@ -173,7 +173,7 @@ class StepMatcher:
         """Returns the group by which the step is matched; None if the rank has not named any."""
         if step.comm_first_seq is None:
             return self._groups.get(step.rank)
-        return step.comm_group[0] if step.comm_group else DEFAULT_GROUP
+        return next(iter(numbered_groups(step)), DEFAULT_GROUP)
 
     def _released(self, rank: int, at_least: int = 0) -> list[NumberedStep]:
         """Returns the rank's steps, oldest first, up to the first one that has to wait for the lead."""

@@ -9,9 +9,11 @@ of the waits.
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise, repeat
 from operator import attrgetter
 from typing import NamedTuple, cast
+
+from msgspec.structs import replace
 
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.sampling.levels import FULL, is_timed, is_watched
@@ -98,14 +100,16 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
     sync: Intervals = []
     gaps: Intervals = []
     spent = {"forward": 0, "backward": 0, "sync": 0, "optimizer": 0}
-    since, gap_ns, optimizer = 0, 0, step.duration_ns
+    since, gap_ns, optimizer, before = 0, 0, step.duration_ns, "optimizer"
     for span in step.spans:
         phase, start, end = span.phase, span.start, span.end
         if start < since or end < start:
             return None
-        if phase == "forward" and since < start:
+        if since < start and _ends_gap(before, phase):
             gaps.append((since, start))
             gap_ns += start - since
+        if phase != "sync":
+            before = phase
         spent[phase] += end - start
         since = end
         if start == end:
@@ -118,7 +122,7 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
             optimizer = start
     if since > step.duration_ns:
         return None
-    if comm is None or step.comm_wait_begin:
+    if comm is None or _knows_waits(step):
         waits = sync if len(sync) < 2 else union(sync)
         exposed = waits if comm is None else intersect(comm, waits)
     else:
@@ -179,15 +183,22 @@ class _Spans(NamedTuple):
 def _spans_of(step: Step) -> _Spans:
     """Reads the spans once. A gap starts at the end of the span before, or with the step."""
     found: dict[str, Intervals] = {"forward": [], "backward": [], "sync": [], "optimizer": [], "gap": []}
-    since = 0
+    since, before = 0, "optimizer"
     for span in sorted(step.spans, key=_start):
         phase, start, end = span.phase, span.start, span.end
-        if phase == "forward" and since < start:
+        if since < start and _ends_gap(before, phase):
             found["gap"].append((since, start))
+        if phase != "sync":
+            before = phase
         if start < end:
             found[phase].append((start, end))
         since = end
     return _Spans(*(_within(union(several), step) for several in found.values()))
+
+
+def _ends_gap(before: str, phase: str) -> bool:
+    """Returns whether a span that starts ends a gap: a forward, or a wait after an optimizer (``before``) for it."""
+    return phase == "forward" or (phase == "sync" and before == "optimizer")
 
 
 class BucketKeys(tuple[BucketKey, ...]):
@@ -202,6 +213,11 @@ class BucketKeys(tuple[BucketKey, ...]):
     def repeated(self) -> bool:
         """Whether a bucket is in more than one backward."""
         return any(key[2] for key in self)
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether the job's own are among those of DDP or FSDP2."""
+        return len({key[0] == OWN_COLLECTIVES for key in self}) > 1
 
     @cached_property
     def compared(self) -> tuple[BucketKey, ...]:
@@ -245,10 +261,13 @@ def _keys(
 def _uses(step: Step) -> tuple[str, ...]:
     """Returns what each collective is for.
 
-    Empty if all are all-reduces. An all-gather of the backward starts in there.
+    Empty if all are all-reduces. An all-gather of the backward starts in there. A bucket is for nothing else.
     """
     if not step.comm_op:
         return ()
+    if has_buckets(step):
+        rows = zip(step.comm_module, step.comm_op, strict=True)
+        return tuple(op if module == OWN_COLLECTIVES else "" for module, op in rows)
     starts = [(span.start, span.phase == "backward") for span in step.spans if span.phase != "sync"]
     return tuple(
         BACKWARD_GATHER
@@ -258,12 +277,43 @@ def _uses(step: Step) -> tuple[str, ...]:
     )
 
 
-def first_compute(step: Step) -> int:
-    """Returns from when on stamps count: with DDP's buckets the step's first backward, else its first forward.
+def has_buckets(step: Step) -> bool:
+    """Returns whether DDP's buckets are among its collectives: nobody knows when a rank waits for one of them."""
+    began = step.comm_wait_begin or repeat(None)
+    rows = zip(step.comm_module, step.comm_op or repeat(ALL_REDUCE), began, strict=False)
+    by_wrapper = [(op, wait) for module, op, wait in rows if module != OWN_COLLECTIVES]
+    return bool(by_wrapper) and all(op == ALL_REDUCE and wait is None for op, wait in by_wrapper)
+
+
+def without_own(step: Step) -> Step:
+    """Returns the step without the collectives of the job's own."""
+    if OWN_COLLECTIVES not in step.comm_module:
+        return step
+    kept = [module != OWN_COLLECTIVES for module in step.comm_module]
+    columns = {name: list(compress(getattr(step, name), kept)) for name in _COLUMNS}
+    if has_buckets(step):
+        columns |= {"comm_op": [], "comm_wait_begin": [], "comm_wait_end": []}
+    return replace(step, **columns)
+
+
+_COLUMNS = [name for name in Step.__struct_fields__ if name.startswith("comm_") and name != "comm_first_seq"]
+
+
+def _knows_waits(step: Step) -> bool:
+    """Returns whether it is known when the rank waited for its collectives."""
+    return bool(step.comm_wait_begin) and not has_buckets(step)
+
+
+def first_compute(step: Step, own: bool = False) -> int:
+    """Returns from when on stamps count: those of DDP's buckets from the step's first backward, else its first forward.
 
     0 without one.
+
+    Args:
+        step: The step.
+        own: Whether it is about collectives of the job's own.
     """
-    phase = "forward" if step.comm_op else "backward"
+    phase = "backward" if not step.comm_op or (has_buckets(step) and not own) else "forward"
     for span in step.spans:
         if span.phase == phase:
             return span.start
@@ -274,7 +324,7 @@ def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:
     """Returns the exposed time; without completions, when the rank only waited for collectives."""
     if comm is None:
         return spans.sync
-    if step.comm_wait_begin:
+    if _knows_waits(step):
         return intersect(comm, spans.sync)
     return subtract(comm, union(spans.forward + spans.backward))
 
@@ -297,10 +347,12 @@ def buffer_waits(step: Step) -> Intervals:
     The first one of a step does, if any.
     """
     spans = step.spans
-    if len(spans) < 2 or spans[1].phase != "sync" or step.comm_wait_begin:
+    if len(spans) < 2 or (spans[1].phase != "sync" and not step.comm_wait_begin) or _knows_waits(step):
         return []
-    found = [wait for before, wait in pairwise(spans) if (before.phase, wait.phase) == _BUFFERS]
-    return [(wait.start, wait.end) for wait in found if wait.start <= wait.end]
+    found = [(before, wait) for before, wait in pairwise(spans) if (before.phase, wait.phase) == _BUFFERS]
+    if step.comm_wait_begin:  # others are waits for own collectives
+        found = [(before, wait) for before, wait in found if before.start == before.end]
+    return [(wait.start, wait.end) for _, wait in found if wait.start <= wait.end]
 
 
 _BUFFERS = ("forward", "sync")  # every other wait follows a backward
@@ -320,16 +372,30 @@ def named_stretches(step: Step) -> list[tuple[str, int, int]]:
 def comm_of(step: Step) -> Intervals | None:
     """Returns C: when a bucket was in flight, or the rank waited for buffers.
 
-    None if a completion is unknown, or when the job waited for a collective that its own code issued.
+    None if a completion is unknown, or when the job waited for a collective that its own code issued. Beside buckets or
+    parameter groups, such a one is left out.
     """
-    if (step.status != FULL and not is_timed(step.status)) or None in step.comm_done:
+    if step.status != FULL and not is_timed(step.status):
         return None
-    began = step.comm_wait_begin or [None] * len(step.comm_module)
-    if OWN_COLLECTIVES in step.comm_module and (OWN_COLLECTIVES, None) in zip(step.comm_module, began, strict=True):
+    if OWN_COLLECTIVES in step.comm_module:
+        return _comm_with_own(step)
+    if None in step.comm_done:
         return None
     buckets = zip(starts_of(step), cast("list[int]", step.comm_done), strict=True)
     waits = buffer_waits(step)
     return union(chain(waits, buckets) if waits else buckets)
+
+
+def _comm_with_own(step: Step) -> Intervals | None:
+    began = step.comm_wait_begin or [None] * len(step.comm_module)
+    rows = list(zip(step.comm_module, starts_of(step), step.comm_done, began, strict=True))
+    if all(module == OWN_COLLECTIVES for module, *_ in rows):
+        flights = [(start, None if wait is None else done) for _, start, done, wait in rows]
+    else:
+        flights = [(start, done) for module, start, done, _ in rows if module != OWN_COLLECTIVES or done is not None]
+    if any(done is None for _, done in flights):
+        return None
+    return union(chain(buffer_waits(step), cast("Intervals", flights)))
 
 
 def starts_of(step: Step) -> list[int]:

@@ -45,11 +45,12 @@ class ActivityMonitor:
         rank: Put into the marks.
         post: Takes a mark; must not block.
         on_save: Called when something has been saved: what lies before that is not part of the next step.
-        on_wait: Takes each wait of this thread for data: the DataLoader's iterator, start and end (ns).
+        on_wait: Takes each wait of the training thread for data: the DataLoader's iterator, start and end (ns).
         guard: Takes ddpwatch's errors.
 
     Attributes:
-        doing: What this thread is doing right now; read by the sender thread.
+        doing: What the training thread is doing right now; read by the sender thread.
+        thread: That thread: the one that has made this, or where an optimizer has stepped last.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ActivityMonitor:
         self._post = post
         self._on_save = on_save
         self._on_wait = on_wait
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._compiling_since = 0
         self._compilations: Any = None
         self._on_compile_start = partial(guard.run, "compilations", self._compile_start)
@@ -98,13 +99,13 @@ class ActivityMonitor:
         """Stamps a function that is found in these places. Libraries import it from each other, under several names."""
 
         def begin(*_: Any) -> None:
-            if threading.get_ident() == self._thread:
+            if threading.get_ident() == self.thread:
                 start = time.monotonic_ns()
                 self._under_way.append((start, self.doing))
                 self.doing = (activity, start)
 
         def end(*of_call: Any) -> None:
-            if threading.get_ident() == self._thread and self._under_way:
+            if threading.get_ident() == self.thread and self._under_way:
                 self._report(activity, name, *self._under_way.pop(), *of_call)
 
         function = innermost(getattr(*places[0]))
@@ -117,7 +118,7 @@ class ActivityMonitor:
 
     def _report(self, activity: Activity, name: str, start: int, before: Doing, *of_call: Any) -> None:
         end = time.monotonic_ns()
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self.thread:
             return
         self.doing = before
         if not self.active or before[0] == activity:  # what saves calls what saves
@@ -150,7 +151,7 @@ class ActivityMonitor:
 
     def _compile_start(self, *_: Any) -> None:
         self._compiling_since = time.monotonic_ns()
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self.thread:
             self.doing = ("compile", self._compiling_since)
 
     def _compile_end(self, *_: Any) -> None:

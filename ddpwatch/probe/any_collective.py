@@ -1,4 +1,4 @@
-"""Sees the collectives that a job issues itself, in any process group.
+"""Sees the collectives that a job issues itself, in any process group, also beside those of DDP or FSDP2.
 
 | by                                            | where               | what                                   |
 |-----------------------------------------------|---------------------|----------------------------------------|
@@ -33,7 +33,7 @@ from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import GroupHook, KnownGroup, others_rest, role_of
 from ddpwatch.probe.places import Places
 from ddpwatch.probe.record import BucketRecord
-from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, CollectiveOp
+from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, CollectiveOp, Feature
 
 # Operations by the function that issues them, each with the parameter that holds all that is gathered, scattered or
 # reduced. Others call these.
@@ -100,14 +100,19 @@ class AnyCollective:
         context: Gets each process group, and a layout whose buckets are the places that issue collectives.
         log: Gets each collective.
         charge: Takes what seeing one has cost (ns).
+        beside: Whether DDP or FSDP2 issues collectives, too, which are seen otherwise.
 
     Attributes:
         on: Whether collectives are recorded now.
         complete: Whether all of the step were so far.
+        feature: What goes off after an error.
     """
 
-    def __init__(self, context: ProbeContext, log: EventLog, charge: Callable[[int], None]) -> None:
-        self._context, self._log, self._charge = context, log, charge
+    def __init__(
+        self, context: ProbeContext, log: EventLog, charge: Callable[[int], None], beside: bool = False
+    ) -> None:
+        self._context, self._log, self._charge, self._beside = context, log, charge, beside
+        self.feature: Feature = "own collectives" if beside else "collectives"
         self.on = self.complete = False
         self._seen = 0
         self._by_hooks = False
@@ -117,7 +122,7 @@ class AnyCollective:
         self._hooks: list[GroupHook] = []
         self._in_hook = False
         self._issuing: dict[int, CodeType] = {}  # by id
-        self._places = Places(context, self._issuing)
+        self._places = Places(context, self._issuing, beside)
         self._here = _OfThread()
         self._groups: weakref.WeakKeyDictionary[Any, KnownGroup] = weakref.WeakKeyDictionary()
         self._known: list[KnownGroup] = []  # the same, for other threads; replaced, never changed
@@ -127,7 +132,7 @@ class AnyCollective:
     def see(self) -> None:
         """Starts to see what is issued, where that is possible."""
         self._by_hooks = GroupHooks.supported(dist.ProcessGroup)
-        failed = partial(self._context.guard.failed, feature="collectives")
+        failed = partial(self._context.guard.failed, feature=self.feature)
         for name in (*FUNCTIONS, *MAKERS) if can_see_events() else ():
             code = getattr(innermost(getattr(distributed_c10d, name, None)), "__code__", None)
             if code is None:
@@ -195,8 +200,9 @@ class AnyCollective:
     def _meet(self, group: Any) -> None:
         self._met += 1
         found = describe(group, _HOST)
-        found.kind = role_of(group)
-        self._context.publish(found)
+        if found.id not in self._context.published:  # DDP and FSDP2 know what theirs are for
+            found.kind = role_of(group)
+            self._context.publish(found)
         known = self._groups[group] = KnownGroup(group, found.id, found.backend == "gloo")
         self._known = [*(one for one in self._known if not one.has_gone), known]
         if self._by_hooks:
@@ -230,7 +236,7 @@ class AnyCollective:
             self._note_issue(known, args)
         except Exception as error:
             self.on = False
-            self._context.guard.failed(error, "collectives")
+            self._context.guard.failed(error, self.feature)
         finally:
             self._in_hook = False
 
@@ -238,9 +244,9 @@ class AnyCollective:
         """Notes what a group's hook says of a collective that it is about to issue."""
         at = time.monotonic_ns()
         named = HOOKED.get(args.name.name)
-        if named is not None:  # else it makes a group or a window
+        call, _, place = (0, 0, None) if named is None or self._passes() else self._places.find()
+        if named is not None and place is not None:  # else it makes a group or a window, or DDP or FSDP2 issues it
             op, tensors = named
-            call, _, place = self._places.find()
             entry = _entry(known, op, place, sum(map(nbytes_of, getattr(args, tensors))), at)
             if call:
                 here = self._here
@@ -253,15 +259,19 @@ class AnyCollective:
         at = time.monotonic_ns()
         group = dist.group.WORLD if of_call[-1] is None else of_call[-1]
         known = self._groups.get(group) if isinstance(group, dist.ProcessGroup) else None
-        if not self.on or known is None:
+        if not self.on or known is None or self._passes():
             return
         call, calls, place = self._places.find()
-        if calls == 1:  # else another one calls it
+        if calls == 1 and place is not None:  # else another one calls it, or FSDP2
             here = self._here
             here.newest, here.call, here.known = None, call, known
             if group not in distributed_c10d._world.pg_coalesce_state:
                 here.newest = _entry(known, op, place, _nbytes(of_call[0]) if len(of_call) > 1 else 0, at)
         self._charge(time.monotonic_ns() - at)
+
+    def _passes(self) -> bool:
+        """Returns whether what is issued now is a bucket of DDP's."""
+        return self._beside and self._context.recorder.issuing
 
     def _end(self, *of_call: Any) -> None:
         """Notes that a function returns: without a `Work`, it has waited."""

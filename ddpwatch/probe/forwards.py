@@ -58,18 +58,19 @@ class SeenForwards:
     def _see_calls(
         self, ddp: DistributedDataParallel, begin: Callable[..., None], end: Callable[..., None], guard: Guard
     ) -> bool:
-        forward, pre_forward = type(ddp).forward, type(ddp)._pre_forward
-        codes = [function.__code__ for function in (forward, pre_forward) if isinstance(function, FunctionType)]
+        # The first and the last of what `forward` calls, as do methods that subclasses have in its place
+        methods = type(ddp)._pre_forward, type(ddp)._post_forward
+        codes = [function.__code__ for function in methods if isinstance(function, FunctionType)]
         if len(codes) < 2 or any(code.co_varnames[:1] != ("self",) for code in codes) or "forward" in vars(ddp):
             return False
         of_this: dict[str, Any] = {"names": ["self"], "of": self._ddp}
-        seen = SeenCalls([], code=codes[0], begin=begin, end=end, on_error=guard.failed, **of_this)
+        seen = SeenCalls([], code=codes[0], begin=begin, on_error=guard.failed, **of_this)
         if not seen.by_events:
             return False
-        self._seen.append(seen)
+        self._seen += [seen, SeenCalls([], code=codes[1], end=end, on_error=guard.failed, **of_this)]
         if len(ddp.modules_buffers) > 0:
             failed = partial(guard.failed, feature="buffer waits")
-            self._seen.append(SeenCalls([], code=codes[1], end=self._pre_forward_ends, on_error=failed, **of_this))
+            self._seen.append(SeenCalls([], code=codes[0], end=self._pre_forward_ends, on_error=failed, **of_this))
         weakref.finalize(ddp, guard.run, "closing", self.close).atexit = False  # as hooks die with the module
         return True
 

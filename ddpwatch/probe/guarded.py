@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,6 +43,7 @@ class ProbeContext:
         module: The module's number in this process.
         param_base: Id of its first parameter in this process.
         completions: Follows collectives until they are done.
+        published: The ids of the process groups that were published.
     """
 
     recorder: StepRecorder
@@ -52,6 +53,7 @@ class ProbeContext:
     module: int = 0
     param_base: int = 0
     completions: Completions = field(default_factory=Completions)
+    published: Set[int] = frozenset()
 
 
 class GuardedProbe(ABC):

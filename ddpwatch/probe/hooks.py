@@ -205,7 +205,7 @@ class DdpProbe(GuardedProbe):
         if not timed and self._recorder.forward_goes_by(module.require_backward_grad_sync):
             return
         self._in_backward = False
-        if not _in_another():
+        if not in_forward():
             self._recorder.forward_begin(module.require_backward_grad_sync)
             if self._recorder.phase and self._host and self._forwards is not None:
                 self.guard.run("buffer waits", self._forwards.expect_buffers, module)
@@ -218,7 +218,7 @@ class DdpProbe(GuardedProbe):
             self.guard.run("validations", self._recorder.validation_end)
             return
         # DDP's reducer counts its ready times from prepare_for_backward, the last thing its forward does.
-        if _in_another():
+        if in_forward():
             self._forward_end_ns = time.monotonic_ns()
         else:
             self._recorder.forward_end()
@@ -244,6 +244,7 @@ class DdpProbe(GuardedProbe):
     def _compute_end(self) -> None:
         """Does all work that was put off: on the host, what comes next is waiting."""
         self._recorder.backward_compute_end()
+        self._recorder.issuing = False  # which parameters were used is reduced, too, and is no bucket
         on_graph_end(self._end_callback)
         if self._host and (self._will_sync or self._launched):
             if self._has_stats and (ddp := self._ddp()) is not None:
@@ -323,6 +324,7 @@ class DdpProbe(GuardedProbe):
         if not self.active or (not self._recorder.full and (self._host or not self._recorder.phase)):
             self._asked = True
             return 0
+        self._recorder.issuing = True
         entered = 0 if self._host else time.monotonic_ns()
         at = self._recorder.clock()
         if entered:  # a GPU's stamp is most of what a bucket costs
@@ -332,6 +334,7 @@ class DdpProbe(GuardedProbe):
 
     def after_launch(self, index: int | None, nbytes: int, at: int, pending: Any) -> BucketRecord | None:
         """Records the bucket, and in a full step stamps it when it is done."""
+        self._recorder.issuing = False
         entered = time.monotonic_ns()
         number = len(self._launched) if index is None else index
         entry = self._recorder.bucket_launch(self._module, number, nbytes, launch=at)
@@ -389,8 +392,8 @@ class DdpProbe(GuardedProbe):
             self.timed = False
 
 
-def _in_another() -> bool:
-    """Returns whether a forward that starts, or has just ended, is a part of one of a DDP module around it."""
+def in_forward() -> bool:
+    """Returns whether a forward of a DDP module is under way: one that starts, or has just ended, is a part of it."""
     return DistributedDataParallel._active_ddp_module is not None
 
 

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from ddpwatch.probe.any_collective import AnyCollective
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
+from ddpwatch.probe.collectives import GroupHooks
 from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import StepRecord
@@ -46,6 +47,7 @@ class LoopProbe:
     Args:
         context: Its recorder notes where the training is; the loop makes the steps itself.
         cpu_clock: CPU time of the job in this process, ns.
+        since: When a DDP module's forward has started that updates, too; None without DDP.
 
     Attributes:
         active: Whether the hooks do anything.
@@ -56,14 +58,15 @@ class LoopProbe:
     timed = True
     in_eval = False
 
-    def __init__(self, context: ProbeContext, cpu_clock: Callable[[], int]) -> None:
+    def __init__(self, context: ProbeContext, cpu_clock: Callable[[], int], since: int | None = None) -> None:
         self.active = True
         self._recorder, self._guard, self._cpu_clock = context.recorder, context.guard, cpu_clock
         self._log = EventLog()
         self._rest: list[Event] = []  # of the step under way
-        self._start = Start(self._recorder.steps, time.monotonic_ns())
+        self._start = Start(self._recorder.steps, since or time.monotonic_ns())
+        self._of_ddp = since is not None
         self._level: StepStatus = BARE if _on_gpu() else FULL  # of the step under way
-        self._moved = False  # whether there was a forward or a backward since the newest update
+        self._moved = self._of_ddp  # whether there was a forward or a backward since the newest update
         self._backwards = 0  # under way
         self._backward_thread = 0
         self._backward_code = innermost(torch.autograd.backward).__code__
@@ -77,7 +80,7 @@ class LoopProbe:
         self._seen_backwards = self._see_backwards()
         self._first_call: SeenCalls | None = None
         self._collectives = AnyCollective(context, self._log, self._charge)
-        if not _on_gpu():
+        if not _on_gpu() and (not self._of_ddp or GroupHooks.supported(dist.ProcessGroup)):
             self._guard.run("collectives", self._collectives.see)
         self._collectives.meet_groups()
         self._collectives.turn(self._level == FULL)
@@ -91,7 +94,9 @@ class LoopProbe:
         """Why this loop's collectives are only counted; empty if they are seen, or there is no process group."""
         if self._collectives.sees or not dist.is_initialized():
             return ""
-        return "on GPUs, they are only counted" if _on_gpu() else "to see them takes Python 3.12 or torch 2.14"
+        if _on_gpu():
+            return "on GPUs, they are only counted"
+        return "to see DDP's takes torch 2.14" if self._of_ddp else "to see them takes Python 3.12 or torch 2.14"
 
     def close(self) -> None:
         """Removes the hooks."""

@@ -15,9 +15,21 @@ from ddpwatch.wire.messages import OWN_COLLECTIVES, BucketLayout, Layout
 
 MOST_PLACES: Final = 256  # with a name each; all others are `OTHER_PLACES`
 OTHER_PLACES: Final = "other places"
-_PLUMBING: Final = ("distributed_c10d.py", "c10d_logger.py", "/nn/functional.py", "/function.py")
+_PLUMBING: Final = (
+    "torch/_ops.py",
+    "_library/autograd.py",
+    "_functional_collectives.py",
+    "distributed_c10d.py",
+    "c10d_logger.py",
+    "/nn/functional.py",
+    "/function.py",
+)
 _OURS: Final = "/ddpwatch/probe/"
 _TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
+_WRAPPERS: Final = (  # of what they issue, all but broadcasts of buffers is seen, and these are waits
+    f"{_TORCH}nn/parallel/distributed.py", f"{_TORCH}distributed/fsdp/_fully_shard/",
+    f"{_TORCH}distributed/algorithms/ddp_comm_hooks/",
+)  # fmt: skip
 _passing: dict[str, bool] = {}  # by file, whether what is called there only passes on
 
 
@@ -27,10 +39,11 @@ class Places:
     Args:
         context: Gets a layout whose buckets are the places.
         issuing: The functions that issue, by the id of their code: to hash code takes its time.
+        beside: Whether what DDP and FSDP2 issue is seen otherwise.
     """
 
-    def __init__(self, context: ProbeContext, issuing: Mapping[int, CodeType]) -> None:
-        self._context, self._issuing = context, issuing
+    def __init__(self, context: ProbeContext, issuing: Mapping[int, CodeType], beside: bool = False) -> None:
+        self._context, self._issuing, self._beside = context, issuing, beside
         self._numbers: dict[tuple[int, int], int] = {}
         self._codes: list[CodeType | None] = []  # of these places, so that no other code gets their ids
         self._names: dict[int, str] = {}
@@ -42,12 +55,12 @@ class Places:
             frame = frame.f_back if _passes_on(frame) else None
         return 0 if frame is None else id(frame)
 
-    def find(self) -> tuple[int, int, int]:
+    def find(self) -> tuple[int, int, int | None]:
         """Returns by what a collective is issued here: the outermost function that issues, and from where.
 
         Returns:
             The id of that function's frame, 0 without one; how many such functions call each other; and the number of
-            the place.
+            the place, None if that is not looked for.
         """
         call, calls = 0, 0
         frame: FrameType | None = sys._getframe(1)
@@ -55,6 +68,8 @@ class Places:
             if id(frame.f_code) in self._issuing:
                 call, calls = id(frame), calls + 1
             frame = frame.f_back
+        if self._beside and frame is not None and frame.f_code.co_filename.startswith(_WRAPPERS):
+            return call, calls, None
         key = (0, 0) if frame is None else (id(frame.f_code), frame.f_lasti)
         number = self._numbers.get(key)
         return call, calls, self._add_place(key, frame) if number is None else number

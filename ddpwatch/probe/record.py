@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
 from ddpwatch.common.intervals import Intervals, subtract, union
 from ddpwatch.sampling.levels import BARE
-from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, CollectiveOp, PhaseName, Span, Step, StepStatus
+from ddpwatch.wire.messages import (
+    ALL_REDUCE,
+    DEFAULT_GROUP,
+    OWN_COLLECTIVES,
+    CollectiveOp,
+    PhaseName,
+    Span,
+    Step,
+    StepStatus,
+)
 
 PhaseSpan = tuple[PhaseName, int, int]
 
@@ -191,9 +200,11 @@ class StepRecord:
         columns = zip(*rows, strict=True) if rows else [()] * len(RecordedBucket._fields)
         launch, module, label, nbytes, ready, free, done, group, seq, op, began, ended = map(list, columns)
         waits = union(wait for bucket in self.buckets if (wait := bucket.wait) is not None)
+        of_wrapper = [bucket for bucket in self.buckets if bucket.module != OWN_COLLECTIVES]
+        by_ddp = bool(rows) and all(one.op == ALL_REDUCE and one.wait is None for one in of_wrapper)
         synced = bool(rows) or self.reductions > 0
         first_seq = self.first_seq if synced else None
-        hooks = sorted(self.hooks, key=itemgetter(1))
+        hooks, spans = sorted(self.hooks, key=itemgetter(1)), without(waits, self.spans, by_ddp)
         return Step(
             rank=rank,
             step=self.step,
@@ -203,7 +214,7 @@ class StepRecord:
             epoch=self.epoch,
             start_ns=start,
             duration_ns=max(0, self.end - start),
-            spans=[Span(phase, first - start, last - start) for phase, first, last in without(waits, self.spans)],
+            spans=[Span(phase, first - start, last - start) for phase, first, last in spans],
             hook_param=[param for param, _ in hooks],
             hook_ns=[at - start for _, at in hooks],
             comm_first_seq=first_seq,
@@ -220,7 +231,7 @@ class StepRecord:
             comm_wait_begin=began if waits else [],
             comm_wait_end=ended if waits else [],
             data=None if self.data is None else [(first - start, last - start) for first, last in self.data],
-            reduced=not self.buckets or not all(bucket.idle for bucket in self.buckets),
+            reduced=not of_wrapper or not all(bucket.idle for bucket in of_wrapper),
             clock_error_ns=self.clock_error_ns,
             own_ns=self.own_ns,
             cpu_ns=self.cpu_ns,
@@ -228,12 +239,39 @@ class StepRecord:
         )
 
 
-def without(waits: Intervals, spans: list[PhaseSpan]) -> list[PhaseSpan]:
-    """Returns the spans without the waits for collectives, which become spans of their own."""
+def joined(parts: Sequence[StepRecord]) -> StepRecord:
+    """Returns the one step that these are parts of."""
+    record = parts[0]
+    for part in parts[1:]:
+        record.end, record.epoch = part.end, part.epoch
+        record.backwards += part.backwards
+        record.reductions += part.reductions
+        record.own_ns += part.own_ns
+        record.cpu_ns = None if record.cpu_ns is None or part.cpu_ns is None else record.cpu_ns + part.cpu_ns
+        record.spans += part.spans
+        record.buckets += part.buckets
+        record.hooks += part.hooks
+        record.later += part.later
+        record.untimed = record.untimed or part.untimed
+        if part.data is not None:
+            record.data = [*(record.data or []), *part.data]
+    return record
+
+
+def without(waits: Intervals, spans: list[PhaseSpan], by_ddp: bool = False) -> list[PhaseSpan]:
+    """Returns the spans without the waits for collectives, which become spans of their own.
+
+    Args:
+        waits: As far as they are known.
+        spans: The phases.
+        by_ddp: Whether DDP waits besides, which its phases show.
+    """
     if not waits:
         return spans
     found: list[PhaseSpan] = [("sync", start, end) for start, end in waits]
     for phase, first, last in spans:
-        if phase != "sync":
+        if first == last and by_ddp:  # a forward that has only waited for buffers so far
+            found.append((phase, first, last))
+        elif phase != "sync" or by_ddp:
             found += [(phase, start, end) for start, end in subtract([(first, last)], waits)]
     return sorted(found, key=itemgetter(1))

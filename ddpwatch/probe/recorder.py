@@ -4,7 +4,8 @@ The training thread calls it at every hook, so each method only takes a stamp an
 
 A step runs from the end of the previous step's optimizer to the end of its own. Since several optimizers may
 step one after the other, a step is closed by the *next* forward, and ends where the last optimizer ended. In a
-process that never calls an optimizer (or fuses it into the backward), a synced backward ends the step instead.
+process that never calls an optimizer (or fuses it into the backward), a synced backward ends the step instead. That
+shows only later: until the first optimizer steps, such steps are held back, as they may be parts of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ddpwatch.probe.record import BucketRecord, StepRecord
+from ddpwatch.probe.record import BucketRecord, StepRecord, joined
 from ddpwatch.run.blackbox import BlackBox, Phase
 from ddpwatch.sampling.lease import Lease
 from ddpwatch.sampling.levels import BARE, FULL, LEVELS, LIGHT
@@ -23,7 +24,8 @@ from ddpwatch.wire.messages import PhaseName, StepStatus
 
 Clock = Callable[[], int]
 LoaderRef = Callable[[], object | None]  # a weak reference to a DataLoader's iterator
-MAX_REDUCTIONS = 64  # in one step; then every reduced backward is a step of its own
+MAX_REDUCTIONS = 1024  # in one step; then every reduced backward is a step of its own
+HELD_NS = 5_000_000_000  # for so long, steps are held back that the first optimizer may turn out to end
 MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest count
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
 MAX_BACKWARDS = 4096  # that have reduced nothing, in one step
@@ -54,6 +56,16 @@ class GpuClock(Protocol):
         """Takes no record after this."""
 
 
+class OwnCollectives(Protocol):
+    """Collectives that neither DDP nor FSDP2 issues (`ddpwatch.probe.beside`)."""
+
+    def turn(self, on: bool, at: int) -> None:
+        """Sees collectives from here on, or none. None was issued since ``at`` (ns)."""
+
+    def take_issued(self, start: int, end: int) -> list[BucketRecord]:
+        """Returns what was issued in a step that has ended (ns); nothing if not all of that was seen."""
+
+
 class StepRecorder:
     """Follows one process through its steps.
 
@@ -72,6 +84,9 @@ class StepRecorder:
         current: The open record, or None before the first forward.
         box: The black box, kept up to date.
         epoch: Number of the bucket layout in force; the code that finds a new layout raises it.
+        own: The job's own collectives, where they are seen.
+        issuing: Whether DDP issues a bucket's collective now.
+        forwards: How many there were since the last backward.
     """
 
     def __init__(
@@ -97,17 +112,21 @@ class StepRecorder:
         self.last_hook: int | None = None
         self.steps = 0
         self.epoch = 0
+        self.own: OwnCollectives | None = None
+        self.issuing = False
         self._stretch_end = 0  # the slot, and the time, at which the open stretch of bare steps ends
         self._stretch_until = 0
         self._synced = 0  # steps that synchronised gradients
         self._unsynced = 0  # steps since the last of these
         self._syncs = False  # whether the open step is to do so
         self._phase_start = clock()
-        self._forwards = 0  # since the last backward
+        self.forwards = 0
         self._most_forwards = MAX_FORWARDS  # in a bare step, whose backwards are not seen
         self._optimizer_end: int | None = None
         self._optimizer_seen = False
         self._optimizer_depth = 0
+        self._has_updated = self._gave_up = False  # whether an optimizer has ended a step, or was waited for in vain
+        self._held: list[StepRecord] = []  # ended by synced backwards, before the first optimizer has stepped
         self._synced_end: int | None = None
         self._validation: tuple[int, int] | None = None
         self._without_gradients = (-1, 0)  # after how many steps, and when, the first such forward of a row started
@@ -137,6 +156,9 @@ class StepRecorder:
         if gpu is not None:
             self._end_stretch()
             self.gpu = self.clock = gpu
+            if self.own is not None:  # they are stamped by the host
+                self.own.turn(False, self._host())
+                self.own = None
         if sampling is not None:
             self.sampling = sampling
 
@@ -152,17 +174,17 @@ class StepRecorder:
         if slot >= self._stretch_end:
             return False
         if self.phase == "":  # one more forward of the open step
-            if self._forwards >= self._most_forwards:
+            if self.forwards >= self._most_forwards:
                 return False
             self._optimizer_depth = 0  # see `forward_begin`
-            self._forwards += 1
+            self.forwards += 1
             self._syncs = self._syncs or syncs
         else:
             end, now, record = self._optimizer_end, self._host(), self.current
             if end is None or record is None or not self._syncs or now >= self._stretch_until:
                 return False
             record.ends.append(end)
-            self._optimizer_end, self._optimizer_depth, self._forwards = None, 0, 1
+            self._optimizer_end, self._optimizer_depth, self.forwards = None, 0, 1
             self._synced, self._unsynced, self._syncs = slot, 0, syncs
             self.steps += 1
             self.phase, self._phase_start = "", now
@@ -187,7 +209,7 @@ class StepRecorder:
         self._optimizer_depth = 0  # one that has not returned has raised, or this is its closure's forward
         if self.phase in ("forward", "backward", "sync"):
             self.abort(self._stamp(now))
-        elif self.phase == "" and self._forwards >= self._most_forwards:  # no optimizer ends it any more
+        elif self.phase == "" and self.forwards >= self._most_forwards:  # no optimizer ends it any more
             self._optimizer_seen = False
             self.abort(self._stamp(now))
         end = self._step_end()
@@ -202,17 +224,20 @@ class StepRecorder:
             self._report_validation()
             self.current.status = self._level(self.current.slot, now)
             self.full = self.current.status == FULL  # no call of levels here: it runs with cold caches
-            self._forwards = 0
+            self.issuing = False
+            if self.own is not None:
+                self.own.turn(self.full, now)
+            self.forwards = 0
             if self.current.status == BARE:
                 self._begin_stretch(self.current, now)
-        self._forwards += 1
+        self.forwards += 1
         self._syncs = self._syncs or syncs
         self._feed(self.current)
         if self.current.status == BARE:
             self._enter("", now)
             return closed
         now = self._stamp(now)
-        if self._forwards > MAX_FORWARDS:
+        if self.forwards > MAX_FORWARDS:
             self._drop_forwards(self.current, now)
         elif self.current.backwards >= MAX_BACKWARDS and not self.current.reductions:
             self._drop_backwards(self.current)
@@ -231,6 +256,15 @@ class StepRecorder:
         if self._optimizer_seen and self.sampling.is_bare(slot):
             return BARE
         return LIGHT if self.sampling.is_light(slot) else FULL
+
+    def _expect_next(self, record: StepRecord) -> None:
+        """Sees own collectives from here on if the next step, which starts here, is to be recorded in full."""
+        if self.own is None:
+            return
+        synced, sampling = record.reductions or (record.status == BARE and self._syncs), self.sampling
+        slot = self._synced + 1 if synced else self._synced + self._unsynced + 1
+        if sampling is None or not (sampling.is_bare(slot) or sampling.is_light(slot)):
+            self.own.turn(True, self.since)
 
     def _begin_stretch(self, record: StepRecord, now: int) -> None:
         """Lets the steps after this bare one pass until then."""
@@ -275,7 +309,7 @@ class StepRecorder:
 
     def _drop_forwards(self, record: StepRecord, now: int) -> None:
         """Removes the forwards that no backward has followed from the step, which may start only now."""
-        self._forwards = 1
+        self.forwards = 1
         record.data = None if record.data is None else []
         phases = [phase for phase, _, _ in record.spans]
         while phases and (phases[-1] == "forward" or phases[-2:] == ["forward", "sync"]):  # which waited for buffers
@@ -364,7 +398,7 @@ class StepRecorder:
         if self.current is None or self.phase in ("", "backward", "sync"):
             return False
         self.current.backwards += 1
-        self._forwards = 0
+        self.forwards = 0
         self._report_validation()
         self._enter("backward", self.clock())
         return True
@@ -472,6 +506,7 @@ class StepRecorder:
     def optimizer_begin(self) -> None:
         """Starts an optimizer step. Nested ones (a wrapper around another) count as one."""
         self._optimizer_depth += 1
+        self._optimizer_seen = True  # now: its closure's backwards end no step
         if self._optimizer_depth == 1 and self.current is not None and self.phase in ("between", "input"):
             self._enter("optimizer", self.clock())
 
@@ -484,19 +519,22 @@ class StepRecorder:
             self.phase, self._optimizer_end = "input", self.clock()
             self._phase_start = self._optimizer_end
             self.box.enter("input")
+            if self._synced + 1 >= self._stretch_end:
+                self._expect_next(self.current)
             return
         if self.phase not in ("optimizer", "between"):
             return
         # "between" if a closure ran forward and backward in there: what came after them is the optimizer's
         self._leave("optimizer", "input")
-        self._optimizer_seen = True
         self._optimizer_end = self._phase_start
+        self._expect_next(self.current)
 
     def abort(self, now: int | None = None) -> None:
         """Closes the open step, which an exception has left, as aborted, so that the next one starts clean."""
         self._end_stretch()
         if self.current is not None:
             self.current.status = "aborted"
+            self.release_held()
             self._hand_over(self._close(self.clock() if now is None else now))
         self._optimizer_depth = 0
         self._enter("input", self.clock())
@@ -512,10 +550,19 @@ class StepRecorder:
             self._end_stretch()
             if end is not None:
                 self._hand_over(self._close(end))
+            self.release_held()
         finally:
             self.current = None
             if self.gpu is not None:
                 self.gpu.finish()
+
+    def leave_to_loop(self) -> int:
+        """Closes the open step where the newest forward has started (ns), and returns when that was."""
+        since = self.since
+        self.warm_up()
+        self._hand_over(self._close(since))
+        self.release_held()
+        return since
 
     # -- of a loop without a wrapper, whose steps are made of its events (`ddpwatch.probe.loop`) ------------------
 
@@ -551,6 +598,7 @@ class StepRecorder:
 
     def _close(self, end: int) -> StepRecord | None:
         record, self.current = self.current, None
+        updated = self._optimizer_end is not None
         self._optimizer_end = self._synced_end = None
         self._stretch_end = 0
         if record is None:
@@ -559,19 +607,53 @@ class StepRecorder:
             self._most_forwards = 2 * record.backwards
         record.end = end if end >= record.start else record.start
         record.epoch = self.epoch
+        if self.own is not None and self.full:
+            self._add_own(record, self.own.take_issued(record.start, record.end))
+        if updated and not self._has_updated:
+            self._has_updated, self._synced, self._unsynced = True, 0, 0  # on all ranks, whatever each has held back
         if record.reductions or (record.status == BARE and self._syncs):
             self._synced, self._unsynced = self._synced + 1, 0
         else:
             self._unsynced += 1
-        self.steps += 1
         slot = self._synced + self._unsynced
-        self.box.begin_step(self.steps, slot)
         sampling, before = self.sampling, None if record.ends else self._cpu_ns
-        self._learn(record)
         self._cpu_ns = now = self._cpu_clock() if sampling is None or sampling.needs_cpu_time(slot) else None
         if before is not None and now is not None and not self._activity_end:
             record.cpu_ns = max(0, now - before)
+        if updated and self._held:
+            record, self._held = joined([*self._held, record]), []
+        elif not (updated or self._has_updated or self._gave_up or record.status == "aborted"):
+            self._held.append(record)
+            if record.end - self._held[0].start > HELD_NS:
+                self._gave_up = True
+                self.release_held()
+            return None
+        self._count(record)
         return record
+
+    def _count(self, record: StepRecord) -> None:
+        self.steps += 1
+        self.box.begin_step(self.steps, self._synced + self._unsynced)
+        self._learn(record)
+
+    def release_held(self) -> None:
+        """Hands over what was held back, as no optimizer ends it: also before another model's first step."""
+        held, self._held = self._held, []
+        for record in held:
+            record.step = self.steps
+            self._count(record)
+            self._hand_over(record)
+        if held and self.current is not None:
+            self.current.step = self.steps
+
+    def _add_own(self, record: StepRecord, own: list[BucketRecord]) -> None:
+        if own and not (record.buckets or record.reductions):
+            record.first_seq = own[0].seq
+        record.buckets += own
+        forwards = [(start, end) for phase, start, end in record.spans if phase == "forward"]
+        if self.sampling is not None and any(start <= one.launch < end for start, end in forwards for one in own):
+            # Where ranks wait for each other already, buckets do not say who is late, as light steps would have it
+            self.sampling.leave_out_light()
 
     def _hand_over(self, record: StepRecord | None) -> None:
         if record is None:

@@ -27,6 +27,7 @@ class SendQueue:
         wakes: Wakes the sender thread.
         due_s: From when on (`time.monotonic`) the training thread may wake it; infinite while it is awake.
         sender_cpu_ns: CPU time of the sender thread when it last went to sleep.
+        groups: The ids of the process groups that were posted.
         made_late: Returns steps that the sender thread makes of what the training thread left, given whether nothing
             more is to come.
     """
@@ -39,6 +40,7 @@ class SendQueue:
         self.wakes: SimpleQueue[None] = SimpleQueue()
         self.due_s = math.inf
         self.sender_cpu_ns = 0
+        self.groups: set[int] = set()
         self.made_late: Callable[[bool], Iterable[StepRecord]] = lambda over: ()
 
     def make_steps(self, over: bool = False) -> None:
@@ -57,6 +59,8 @@ class SendQueue:
         """Accepts any other message. From a full backlog the oldest is dropped."""
         if isinstance(message, Hello):
             self.hello = message
+        elif isinstance(message, Group):
+            self.groups.add(message.id)
         self.dropped += len(self.messages) == BACKLOG
         self.messages.append(message)
 

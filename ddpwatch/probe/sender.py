@@ -64,6 +64,9 @@ class Sender(threading.Thread):
         rendezvous: The way to the collector.
         guard: Takes the errors.
         heartbeat: What the heartbeats say; by default only what the recorder knows.
+
+    Attributes:
+        stacks: Takes them when the rank stands still.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class Sender(threading.Thread):
         self._rendezvous = rendezvous
         self._guard = guard
         self._heartbeat = heartbeat or Heartbeat(rank, recorder)
-        self._stacks = StackTaker(rank, threading.get_ident())  # it is made on the training thread
+        self.stacks = StackTaker(rank, threading.get_ident())  # it is made on the training thread
         self._sampling = StackSampling(rank, recorder, queue.post, guard)
         self._starting_until_s = time.monotonic() + STARTING_S
         self._stopping = threading.Event()
@@ -251,7 +254,7 @@ class Sender(threading.Thread):
         beat = self._guard.run("heartbeats", self._heartbeat.beat, now, self.dropped)
         beat = beat or Beat(rank=self._rank, at_ns=now, step=self._recorder.steps, phase="", since_ns=now)
         self._send(beat)
-        if (stack := self._guard.run("stacks", self._stacks.take_beat, beat)) is not None:
+        if (stack := self._guard.run("stacks", self.stacks.take_beat, beat)) is not None:
             self._send(stack)
         self._queue.sender_cpu_ns = time.thread_time_ns()
 
@@ -322,7 +325,7 @@ class Sender(threading.Thread):
         for message in record.messages(self._rank, self.dropped, is_open):
             record.sent += 1
             message.sender_ns, sender_ns = sender_ns, 0
-            self._guard.run("stacks", self._stacks.add_step, message)
+            self._guard.run("stacks", self.stacks.add_step, message)
             self._send(message)
         if record.last_hook is not None:
             self._heartbeat.last_hook = record.last_hook

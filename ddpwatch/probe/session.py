@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.agent_rendezvous import JobUnwatchedError
+from ddpwatch.probe.beside import CollectivesBeside
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.cuda_calls import cuda_clock
@@ -36,7 +38,7 @@ from ddpwatch.probe.guard import CLOSING, Guard, is_the_jobs, reason_of
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat
-from ddpwatch.probe.hooks import DdpProbe
+from ddpwatch.probe.hooks import DdpProbe, in_forward
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
 from ddpwatch.probe.optimizer_steps import see_optimizer_steps
 from ddpwatch.probe.recorder import StepRecorder
@@ -77,6 +79,7 @@ class ProbeSession:
         self._modules = self._parameters = 0
         self._gpu: torch.device | None = None
         self.loop: LoopProbe | None = None  # as long as nothing else is watched
+        self._beside: CollectivesBeside | None = None
         self.queue = SendQueue()
         self.guard = Guard(self._take_failure)
         self._has_warned = False
@@ -119,13 +122,17 @@ class ProbeSession:
 
     # -- what is watched -------------------------------------------------------------------------------------
 
-    def add_loop(self) -> LoopProbe:
-        """Sees the loop of a job whose model has no wrapper."""
+    def add_loop(self, since: int | None = None) -> LoopProbe:
+        """Sees the loop of a job whose model has no wrapper.
+
+        Args:
+            since: See `LoopProbe`.
+        """
         from ddpwatch.probe.loop import LoopProbe
 
         if self.loop is None:
             self.recorder.use(sampling=self._schedule(settles=False))
-            self.loop = LoopProbe(self._context(), self.queue.job_cpu_ns)
+            self.loop = LoopProbe(self._context(), self.queue.job_cpu_ns, since)
             self.queue.made_late = self.loop.records
             known = dist.is_available() and dist.is_initialized()
             self._start_with(self.loop, torch.nn.Module(), str(dist.get_backend()) if known else "", {})
@@ -143,7 +150,19 @@ class ProbeSession:
         self._modules += 1
         self._parameters += probe.parameters
         self._probes.add(probe)
+        if self._beside is None and dist.is_initialized() and self.recorder.gpu is None:
+            self._beside = self.recorder.own = CollectivesBeside(self._context(), self.recorder.charge)
+            self._undo.append(self._beside.close)
         return probe
+
+    def _follow_loop(self) -> None:
+        """Sees the loop in place of modules whose forward has all of the update, and no backward comes to its end."""
+        for probe in list(self._probes):
+            probe.close()
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = self.recorder.own = None
+        self.add_loop(self.recorder.leave_to_loop())
 
     def _add_sharded(self, model: FSDPModule) -> FsdpProbe:
         from ddpwatch.probe.fsdp import FsdpProbe, backend_of, device_of, fsdp_flags
@@ -182,7 +201,9 @@ class ProbeSession:
     def _context(self) -> ProbeContext:
         queue = self.queue
         numbers = self._modules, self._parameters
-        return ProbeContext(self.recorder, self.guard, queue.post, queue.wake_if_due, *numbers, self._completions)
+        return ProbeContext(
+            self.recorder, self.guard, queue.post, queue.wake_if_due, *numbers, self._completions, queue.groups
+        )
 
     def _start_with(
         self, probe: DdpProbe | FsdpProbe | LoopProbe, module: torch.nn.Module, backend: str, flags: Flags
@@ -190,6 +211,7 @@ class ProbeSession:
         """Starts; if that fails, nothing stays of the probe."""
         try:
             self.start(module, backend, flags, probe.timed)
+            self.recorder.release_held()
         except BaseException:
             probe.close()
             raise
@@ -259,6 +281,9 @@ class ProbeSession:
 
     def _optimizer_begin(self, optimizer: Any) -> None:
         if self.active:
+            recorder = self.recorder
+            if recorder.phase == "forward" and recorder.forwards > 1 and recorder.gpu is None and in_forward():
+                self._follow_loop()
             if self.loop is not None:
                 self.loop.optimizer_begin(optimizer)
                 return
@@ -268,6 +293,8 @@ class ProbeSession:
 
     def _optimizer_end(self, optimizer: Any) -> None:
         if self.active:
+            if (thread := threading.get_ident()) != self._activity.thread:
+                self._activity.thread = self.sender.stacks.thread = thread
             if self.loop is not None:
                 self.loop.optimizer_end(optimizer)
                 return

@@ -22,12 +22,12 @@ class StackTaker:
 
     Args:
         rank: Put into the message.
-        thread: The training thread's ident.
+        thread: The training thread's ident, which may change.
     """
 
     def __init__(self, rank: int, thread: int) -> None:
         self._rank = rank
-        self._thread = thread
+        self.thread = thread
         self._stillness = Stillness()
         self._taken_ns: int | None = None
 
@@ -42,7 +42,7 @@ class StackTaker:
         if not stillness.lasts_too_long or self._is_taken(beat.at_ns):
             return None
         self._taken_ns = beat.at_ns
-        text, threads = dump(self._thread)
+        text, threads = dump(self.thread)
         if not text:
             return None
         return Stack(

@@ -187,6 +187,13 @@ class SamplingSchedule:
         if (self.full if full else self.watched).learn(own_ns, step_ns, dear):
             self._allow()
 
+    def leave_out_light(self) -> None:
+        """Records every watched step in full from now on, and watches fewer."""
+        if self._light:
+            self._light = False
+            self._longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD
+            self._limit()
+
     def _limit(self) -> None:
         """Ends the periods where steps of that duration leave enough watched ones: soon after steps become longer."""
         times = 1 << max(0, min(MOST_TIMES, SHORT_NS // max(1, self._step_ns)).bit_length() - 1)

@@ -16,11 +16,11 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.analysis.run import Run
-from ddpwatch.analysis.step import starts_of
+from ddpwatch.analysis.step import starts_of, without_own
 from ddpwatch.common.intervals import total, union
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import Parameter
-from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, Hello, Layout, Message, Step
+from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, OWN_COLLECTIVES, Hello, Layout, Message, Step
 
 FEWEST_STEPS = 5
 FULL = StepLimit(512, 4096, FEWEST_STEPS + 3)  # full steps, the newest: what bounds memory; more change no answer
@@ -125,12 +125,15 @@ class RecordedBuilder:
         if isinstance(message, Hello):
             self._hellos[message.rank] = message
         elif isinstance(message, Layout) and message.rank == min(self._hellos, default=message.rank):
+            if message.kind == "call":
+                self._own = True
+                return
             self._layouts[message.module] = message
             self._sharded = self._sharded or message.kind == "group"
-            self._own = self._own or message.kind == "call"
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Takes the next step of all its ranks."""
+        across = _without_own(across)
         for step in across.ranks.values():
             self._look_at(step)
         if not across.full or len(across) < max(1, len(self._hellos)):
@@ -188,7 +191,7 @@ class RecordedBuilder:
 
     def _check_job(self) -> None:
         """Refuses what is no DDP job of one module on one clock."""
-        if self._own:
+        if self._own and not self._layouts:
             raise UsageError(
                 "what-if predicts DDP's buckets, and this job issues its collectives itself",
                 "two scenarios apply, and its report has them: a rank as fast as the others, and nothing exposed",
@@ -256,6 +259,18 @@ def recorded_of(messages: Iterable[Message]) -> Recorded:
     for across in run.rest():
         builder.add_step(across)
     return builder.build()
+
+
+def _without_own(across: StepAcrossRanks) -> StepAcrossRanks:
+    """Returns the step without the collectives of the job's own."""
+    if not any(OWN_COLLECTIVES in step.comm_module for step in across.ranks.values()):
+        return across
+    found = StepAcrossRanks(across.step, across.comparable, across.members_of, across.role_of)
+    for step in across.ranks.values():
+        found.add_step(without_own(step))
+    if across.shifts:
+        found.align(across.shifts)
+    return found
 
 
 def _is_rebuilt(hello: Hello) -> bool:
@@ -341,7 +356,8 @@ def _rank_step(step: Step, start_ns: int, ids: Sequence[int]) -> RankStep:
     base = float(start_ns)
     ends = {span.phase: span for span in step.spans}  # the last of each phase
     computed = ends["backward"].end
-    synced = max(computed, ends["sync"].end if "sync" in ends else max(cast("list[int]", step.comm_done)))
+    waits = [span.end for span in step.spans if span.phase == "sync" and span.start >= computed]  # its own come later
+    synced = max(computed, waits[0] if waits else max(cast("list[int]", step.comm_done)))
     fired = dict(zip(step.hook_param, step.hook_ns, strict=True))
     order = sorted(range(len(step.comm_label)), key=step.comm_label.__getitem__)
     starts, done = starts_of(step), cast("list[int]", step.comm_done)

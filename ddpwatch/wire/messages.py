@@ -50,9 +50,9 @@ OWN_COLLECTIVES: Final = 1 << 20  # in place of a module: collectives that the j
 NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on after an error of ddpwatch's
 # What an error of ddpwatch's may turn off in a rank. WATCHING is all of it.
 Feature = Literal[
-    "watching", "bucket layouts", "ready times", "process groups", "collectives", "buffer waits", "validations",
-    "data waits", "saves", "compilations", "garbage collections", "marks", "stacks", "heartbeats", "closing",
-    "stack samples",
+    "watching", "bucket layouts", "ready times", "process groups", "collectives", "own collectives", "buffer waits",
+    "validations", "data waits", "saves", "compilations", "garbage collections", "marks", "stacks", "heartbeats",
+    "closing", "stack samples",
 ]  # fmt: skip
 FEATURES: Final[tuple[str, ...]] = get_args(Feature)
 WATCHING: Final = "watching"

@@ -27,6 +27,9 @@ WITHOUT_WRAPPER = {
     "fsdp1", "pipeline_1f1b", "own_optimizer", "own_optimizer_beside_the_backward", "averages_by_hand", "local_sgd",
     "diloco", "alone",
 }  # fmt: skip
+BESIDE_A_WRAPPER = {"lbfgs", "micro_batches_that_all_reduce", "update_inside_the_forward", "in_a_thread"}
+if sys.version_info >= (3, 12):
+    BESIDE_A_WRAPPER.add("a_method_in_place_of_the_forward")
 SEES = sys.version_info >= (3, 12) or tuple(map(int, version("torch").split(".")[:2])) >= (2, 14)
 
 
@@ -48,18 +51,25 @@ def test_it_trains_as_if_nobody_watched(name: str, tmp_path: Path) -> None:
     assert watched.returncode == 0, watched.stderr
     assert digests(plain) == digests(watched.stdout)
     assert len(digests(plain)) == ranks
-    if name in WITHOUT_WRAPPER:
-        for rank in range(ranks):
-            told = json.loads((tmp_path / f"{rank}.json").read_text())
-            steps_are_updates(record, rank, told["updates"])
-            if SEES and told["collectives"]:
-                assert seen(record, rank) == issued(told["collectives"])
+    for rank in range(ranks) if name in WITHOUT_WRAPPER | BESIDE_A_WRAPPER else ():
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
+        steps_are_updates(record, rank, told["updates"])
+        if name == "in_a_thread":
+            assert all(step.data for step in steps_of(record, rank)[1:])
+        if SEES and name in WITHOUT_WRAPPER and told["collectives"]:
+            assert seen(record, rank) == issued(told["collectives"])
+
+
+def steps_of(record: Path, rank: int) -> list[Step]:
+    return [m for m, _ in Recording(record) if isinstance(m, Step) and m.rank == rank]
 
 
 def steps_are_updates(record: Path, rank: int, updates: int) -> None:
-    steps = [m for m, _ in Recording(record) if isinstance(m, Step) and m.rank == rank]
+    steps = steps_of(record, rank)
     assert [step.step for step in steps] == list(range(updates))
-    for step in steps[1:]:
+    warming_up = [step.step for step in steps if step.status == "warmup"]
+    assert warming_up in ([0], [0, 1])  # an update inside the forward is found by the second one
+    for step in steps[len(warming_up) :]:
         assert {"forward", "backward", "optimizer"} <= {span.phase for span in step.spans}
 
 

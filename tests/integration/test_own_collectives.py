@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,15 +25,55 @@ JOBS = {
     "pipeline_1f1b": (None, {("world", 2, "send"): 4, ("world", 2, "recv"): 4}),
 }
 
+# The same of jobs that have DDP's or FSDP2's wrapper, too; by kind, role, size and operation
+BESIDE = {
+    "mixture_of_experts": {("bucket", "dp", 2, ""): 1, ("call", "dp", 2, "all_to_all"): 4},
+    "ddp_and_tp": {("bucket", "dp", 2, ""): 1, ("call", "tp", 2, "all_reduce"): 3},
+    "fsdp2_and_tp": {
+        ("group", "shard", 2, "all_gather"): 1,
+        ("group", "shard", 2, "reduce_scatter"): 1,
+        ("call", "tp", 2, "all_reduce"): 3,
+    },
+    "metrics_each_step": {("bucket", "dp", 2, ""): 1, ("call", "dp", 2, "all_gather"): 4},
+}
+
+
+def watched(name: str, file: Path, **about: str) -> dict[str, Any]:
+    """Runs a job of which rank 1 is slow; its report."""
+    command = forked_command(RANKS[name], None, SCRIPTS / "any_loop.py", name, preload=PROBE_IMPORTS)
+    about = {ADDRESS: server_address(), "SLOW": "1", **about}
+    job = ddpwatch("run", "--headless", "--record", str(file), "--", *command, **about)
+    assert job.returncode == 0, job.stderr
+    made = ddpwatch("report", str(file), "--json")
+    assert made.returncode == 0, made.stderr
+    report: dict[str, Any] = json.loads(made.stdout)
+    return report
+
+
+@pytest.mark.skipif(not SEES, reason="this torch and Python only count collectives")
+@pytest.mark.parametrize("name", BESIDE)
+def test_beside_a_wrapper_the_jobs_own_collectives_are_seen(name: str, tmp_path: Path) -> None:
+    report = watched(name, tmp_path / "run.mcap", DDPWATCH_DETAIL="full")
+    found: Counter[tuple[str, str, int, str]] = Counter()
+    for row in report["collectives"]:
+        assert row["steps"] >= STEPS - 2
+        found[row["kind"], row["role"], row["group_size"], row["use"]] += row["per_step"]
+    assert found == BESIDE[name]
+    assert report["off"] == []
+
+
+@pytest.mark.skipif(not SEES, reason="this torch and Python only count collectives")
+def test_a_rank_that_is_late_within_the_forward_is_named(tmp_path: Path) -> None:
+    """Also where not all steps are recorded in full: buckets alone would say that nobody is late."""
+    incidents = watched("mixture_of_experts", tmp_path / "run.mcap")["incidents"]
+    late = [row for row in incidents if row["kind"] == "straggler"]
+    assert [row["ranks"] for row in late] == [[1]]
+    assert "its forward takes" in late[0]["message"]
+
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_report_has_what_each_group_does(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "run.mcap"
-    command = forked_command(RANKS[name], None, SCRIPTS / "any_loop.py", name, preload=PROBE_IMPORTS)
-    about = {ADDRESS: server_address(), "DDPWATCH_DETAIL": "full", "SLOW": "1"}
-    job = ddpwatch("run", "--headless", "--record", str(file), "--", *command, **about)
-    assert job.returncode == 0, job.stderr
-    report = json.loads(ddpwatch("report", str(file), "--json").stdout)
+    report = watched(name, tmp_path / "run.mcap", DDPWATCH_DETAIL="full")
     if not SEES:
         assert report["collectives"] == []
         assert [row["feature"] for row in report["off"]] == ["collectives"]

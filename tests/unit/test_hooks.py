@@ -356,7 +356,7 @@ def test_next_to_nothing_runs_in_a_stretch_of_bare_steps(monkeypatch: pytest.Mon
     seen = {number: calls_of(step) for number in range(60)}
     recorder.finish()
     assert watched.errors == []
-    quiet = [number for number, names in seen.items() if "forward_begin" not in names]
+    quiet = [number for number, names in seen.items() if not {"forward_begin", "_expect_next"} & {*names}]
     assert len(quiet) >= 40
     assert all(len(seen[number]) <= 8 for number in quiet)
     steps = [message for record in watched.records for message in record.messages(0, 0)]

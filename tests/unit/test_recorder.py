@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
 from ddpwatch.analysis.step import figures
 from ddpwatch.probe.record import StepRecord
-from ddpwatch.probe.recorder import MAX_BACKWARDS, MAX_FORWARDS, STRETCH_NS, StepRecorder
+from ddpwatch.probe.recorder import HELD_NS, MAX_BACKWARDS, MAX_FORWARDS, STRETCH_NS, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule
 from ddpwatch.wire.messages import Step
 from tests.support.probe import FixedSchedule
@@ -293,6 +294,68 @@ def test_without_an_optimizer_a_synced_backward_ends_the_step() -> None:
         script.backward()
     script.recorder.finish()
     assert len(script.records) == 3
+
+
+@pytest.mark.parametrize("count", [2, 100])
+def test_backwards_that_all_reduce_are_one_step_once_an_optimizer_has_stepped(count: int) -> None:
+    script = Script()
+    for _ in range(3):
+        for _ in range(count):
+            script.forward()
+            script.backward()
+        script.optimize()
+    script.recorder.finish()
+    assert script.recorder.steps == 3
+    for number, (before, step) in enumerate(pairwise(script.messages()), 1):
+        assert (step.step, step.micro_steps, len(step.comm_label)) == (number, count, 2 * count)
+        assert step.start_ns == before.start_ns + before.duration_ns
+        assert sum(figures(step).phases_ns.values()) == step.duration_ns
+    assert [record.slot for record in script.records] == [0, 1, 2]
+    assert script.messages()[0].micro_steps == count
+
+
+def test_a_closure_that_the_first_optimizer_calls_often_is_one_step() -> None:
+    script = Script()
+    for _ in range(2):
+        script.after(3).optimizer_begin()
+        for _ in range(4):
+            script.forward()
+            script.backward()
+        script.after(20).optimizer_end()
+    script.recorder.finish()
+    assert [(step.step, step.micro_steps) for step in script.messages()] == [(0, 4), (1, 4)]
+
+
+def test_what_no_optimizer_ends_are_steps_after_a_while_and_not_any_more_once_one_steps() -> None:
+    script = Script()
+
+    def reduce(count: int) -> list[int]:
+        for _ in range(count):
+            script.forward()
+            script.backward()
+        return [record.step for record in script.records]
+
+    assert reduce(3) == []
+    script.now += HELD_NS
+    assert reduce(2) == [0, 1, 2, 3]
+    assert reduce(1) == [0, 1, 2, 3, 4]
+    script.optimize()
+    assert reduce(2) == [0, 1, 2, 3, 4, 5]
+    script.optimize()
+    script.recorder.finish()
+    assert [(record.step, record.backwards) for record in script.records] == [*((n, 1) for n in range(6)), (6, 2)]
+    assert [record.slot for record in script.records][-2:] == [5, 1]  # as on ranks whose optimizer stepped just before
+
+
+def test_another_model_s_optimizer_joins_nothing_of_the_one_before() -> None:
+    script = Script()
+    for _ in range(3):
+        script.forward()
+        script.backward()
+    script.recorder.release_held()
+    train(script)
+    script.recorder.finish()
+    assert [(step.step, step.micro_steps) for step in script.messages()] == [(0, 1), (1, 1), (2, 2)]
 
 
 def test_a_forward_without_a_backward_stays_in_the_step() -> None:

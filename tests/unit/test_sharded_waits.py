@@ -98,7 +98,7 @@ def test_a_gather_between_two_steps_belongs_to_the_next_forward(by_hand: bool) -
     one_step(probe, by_hand)
     gather = issue_early(probe)
     probe._forward_begin(None, ())
-    assert probe._recorder.current.step == 1
+    assert probe._recorder.current.slot == 1
     assert probe._recorder.current.buckets == [gather]
     probe._waits_for(probe._gathering.pop(0, None))
     assert gather.wait_begin is not None
@@ -113,7 +113,7 @@ def test_a_gather_for_a_validation_belongs_to_no_step(by_hand: bool) -> None:
         probe._forward_begin(None, ())
     probe._forward_end(None, (), None)
     probe._forward_begin(None, ())
-    assert probe._recorder.current.step == 1
+    assert probe._recorder.current.slot == 1
     assert probe._recorder.current.buckets == []
 
 

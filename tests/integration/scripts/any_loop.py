@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 STEPS, WIDTH, ROWS = 20, 32, 8
 JOBS: dict[str, Callable[[], None]] = {}
@@ -564,6 +566,88 @@ def lbfgs() -> None:
             return loss
 
         trained(optimizer.step(closure))
+    trained(None, model)
+
+
+@job
+def micro_batches_that_all_reduce() -> None:
+    """Without `no_sync`, and more of them than records are made for one step."""
+    model = DistributedDataParallel(layers(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(4):
+        for part in range(70):
+            loss = model(batch(100 * step + part)).square().mean() / 70
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        trained(loss)
+    trained(None, model)
+
+
+@job
+def update_inside_the_forward() -> None:
+    """As Lightning's manual optimization does."""
+
+    class Training(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers()
+            self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=1e-2)
+
+        def forward(self, rows: Tensor) -> None:
+            self.optimizer.zero_grad()
+            loss = self.layers(rows).square().mean()
+            model.reducer.prepare_for_backward([])
+            loss.backward()
+            self.optimizer.step()
+            trained(loss)
+
+    model = DistributedDataParallel(Training())
+    model.require_backward_grad_sync = False
+    for step in range(STEPS):
+        model(batch(step))
+    trained(None, model)
+
+
+@job
+def in_a_thread() -> None:
+    """A DataLoader feeds it."""
+    model = DistributedDataParallel(layers())
+    rows = torch.cat([batch(step) for step in range(STEPS)])
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for part in DataLoader(rows, batch_size=ROWS):  # type: ignore[arg-type]
+            optimizer.zero_grad()
+            loss = model(part).square().mean()
+            loss.backward()
+            optimizer.step()
+            trained(loss)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    trained(None, model)
+
+
+@job
+def a_method_in_place_of_the_forward() -> None:
+    """As `train_step` is with OpenMMLab."""
+
+    class Training(DistributedDataParallel):
+        def train_step(self, rows: Tensor) -> Tensor:
+            (given,), _ = self._pre_forward(rows)  # type: ignore[no-untyped-call]
+            loss: Tensor = self._post_forward(self.module(given).square().mean())  # type: ignore[no-untyped-call]
+            return loss
+
+    model = Training(layers())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        loss = model.train_step(batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        trained(loss)
     trained(None, model)
 
 

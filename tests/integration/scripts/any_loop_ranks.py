@@ -24,5 +24,9 @@ RANKS = {
     "accumulates_and_skips": 2,
     "fused_into_the_backward": 2,
     "lbfgs": 2,
+    "micro_batches_that_all_reduce": 2,
+    "update_inside_the_forward": 2,
+    "in_a_thread": 2,
+    "a_method_in_place_of_the_forward": 2,
     "alone": 1,
 }

@@ -16,21 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 CASE = sys.argv[1]
 
 
-class Manual(nn.Module):
-    """Its forward is a whole update, as with Lightning's manual optimization inside DDP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-        self.optimizer = [torch.optim.SGD(self.inner.parameters(), 0.1)]
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        loss = self.inner(batch).sum()
-        loss.backward()
-        self.optimizer[0].step()
-        return loss.detach()
-
-
 def built() -> nn.Module:
     """The model, wrapped as the case says."""
     if CASE == "fsdp1":
@@ -40,12 +25,8 @@ def built() -> nn.Module:
     if CASE == "refused":
         torch._dynamo.config.optimize_ddp = "python_reducer"
         return DistributedDataParallel(nn.Linear(4, 4))
-    if CASE == "no-forward":
+    if CASE in ("no-forward", "no-step"):
         return DistributedDataParallel(nn.Linear(4, 4))
-    if CASE == "no-step":
-        model = DistributedDataParallel(Manual())
-        model.require_backward_grad_sync = False
-        return model
     return nn.Linear(4, 4)
 
 

@@ -56,6 +56,20 @@ def ddp() -> nn.Module:
 
 
 @shape
+def ddp_with_collectives() -> nn.Module:
+    """Collectives of the job's own in the forward, of which one is waited for later."""
+
+    class Gathering(nn.Sequential):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            work = dist.all_reduce(batch.sum(0), async_op=True)
+            dist.barrier()
+            work.wait()
+            return super().forward(batch)
+
+    return DistributedDataParallel(Gathering(*layers()), bucket_cap_mb=0.0002)
+
+
+@shape
 def ddp_with_a_comm_hook() -> nn.Module:
     model = DistributedDataParallel(layers(), bucket_cap_mb=0.0002)
     model.register_comm_hook(None, fp16_compress_hook)

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, total_within
 
 NOBODY = -1  # waited for whichever of several ranks was last: their clocks do not show which
@@ -46,8 +47,8 @@ def waits_for_buffers(across: StepAcrossRanks) -> dict[int, BufferWait]:
     waits: dict[int, Intervals] = {}
     waiting = [(rank, facts) for rank, facts in across.all_facts().items() if facts.waits]
     for rank, facts in waiting:
-        if not across.ranks[rank].comm_wait_begin:
-            waits[rank] = [(facts.origin + since, facts.origin + until) for since, until in facts.waits]
+        if times := buffer_waits(across.ranks[rank]):
+            waits[rank] = [(facts.origin + since, facts.origin + until) for since, until in times]
     if not waits:
         return {}
     found = {rank: BufferWait(rank, times[0][0], times) for rank, times in waits.items()}

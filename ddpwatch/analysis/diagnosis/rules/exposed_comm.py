@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, ModuleBucket, Severity
@@ -33,7 +31,7 @@ class ExposedComm:
         self._repeated = repeated
         self._share = HighShare(EXPOSED_SHARE, self._rest_ns)
         self._bucket_ns: Counter[ModuleBucket] = Counter()
-        self._order: tuple[ModuleBucket, ...] = ()  # as launched; empty where each is used more than once
+        self._order: tuple[ModuleBucket, ...] = ()  # as launched
         self._measured = False  # whether completions are measured at all
 
     def add_step(self, facts: StepFacts, is_measured: bool) -> None:
@@ -59,8 +57,9 @@ class ExposedComm:
         keys = common_keys(found)
         if keys is None:
             return
-        columns = cast("Iterator[tuple[int, ...]]", zip(*[fact.exposed for fact in found], strict=True))
-        for key, least in zip(keys, map(min, columns), strict=True):
+        columns = zip(*[fact.exposed for fact in found], strict=True)
+        for key, column in zip(keys, columns, strict=True):
+            least = min(ns or 0 for ns in column)  # of the job's own, some are not known
             if least:
                 self._bucket_ns[key[:2]] += least
         self._order = _order(keys)
@@ -95,15 +94,15 @@ class ExposedComm:
         """Returns whether it is the first one, in the middle, the last one, or the only one; "" if not known."""
         if bucket not in self._order:
             return ""
-        if len(self._order) == 1:
+        if len(self._order) == len(self._bucket_ns) == 1:
             return "only"
         return {self._order[0]: "first", self._order[-1]: "last"}.get(bucket, "middle")
 
 
 @lru_cache(maxsize=64)
 def _order(keys: BucketKeys) -> tuple[ModuleBucket, ...]:
-    """Returns the buckets as they are launched; none if each is used more than once."""
-    return () if any(key[4] for key in keys) else tuple(dict.fromkeys(key[:2] for key in keys))
+    """Returns the buckets as they are launched, without what has other uses: that may be used more than once."""
+    return tuple(dict.fromkeys(key[:2] for key in keys if not key[4]))
 
 
 def exposed_sentence(
@@ -132,4 +131,4 @@ def exposed_sentence(
     part = "all" if which == "only" else "most"
     the = f"the {which} " if which in ("only", "first", "last") else ""
     middle = ", one in the middle" if which == "middle" else ""
-    return f"{text}, {part} of it {the}{unit(names)} {bucket_named(bucket, names)}{middle}"
+    return f"{text}, {part} of it {the}{unit(names, bucket)} {bucket_named(bucket, names)}{middle}"

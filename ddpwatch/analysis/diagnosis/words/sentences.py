@@ -15,8 +15,8 @@ class LayerNames(Protocol):
     def bucket_layer(self, index: int, rank: int | None = None, module: int | None = None) -> str:
         """Returns the largest parameter of a bucket, on a rank, of a module; of a parameter group its name."""
 
-    def unit(self, rank: int | None = None) -> str:
-        """Returns what is communicated: bucket, or parameter group."""
+    def unit(self, rank: int | None = None, module: int | None = None) -> str:
+        """Returns what is communicated, by a module: bucket, parameter group, or collective."""
 
     def bucket_params(self, index: int, rank: int | None = None, module: int | None = None) -> list[str]:
         """Returns all parameters of a bucket, on a rank, of a module; empty if they are not known."""
@@ -49,7 +49,7 @@ def _where(incident: Incident, names: LayerNames | None) -> str:
         return f", from {layer} on"
     if incident.bucket is not None and incident.phase in ("", "backward"):
         bucket = incident.module or 0, incident.bucket
-        return f", from {unit(names, rank)} {bucket_named(bucket, names, rank)} on"
+        return f", from {unit(names, bucket, rank)} {bucket_named(bucket, names, rank)} on"
     return ""
 
 
@@ -72,9 +72,9 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def unit(names: LayerNames | None, rank: int | None = None) -> str:
-    """Returns what is communicated: bucket, or parameter group."""
-    return "bucket" if names is None else names.unit(rank)
+def unit(names: LayerNames | None, bucket: ModuleBucket, rank: int | None = None) -> str:
+    """Returns what is communicated: bucket, parameter group, or collective."""
+    return "bucket" if names is None else names.unit(rank, bucket[0])
 
 
 def bucket_named(bucket: ModuleBucket, names: LayerNames | None, rank: int | None = None) -> str:
@@ -85,6 +85,6 @@ def bucket_named(bucket: ModuleBucket, names: LayerNames | None, rank: int | Non
     module, index = bucket
     number = f"{module}:{index}" if module else str(index)
     layer = names.bucket_layer(index, rank, module) if names is not None else ""
-    if layer and unit(names, rank) == "collective":
+    if layer and unit(names, bucket, rank) == "collective":
         return layer
     return f"{number} ({layer})" if layer else number
