@@ -293,7 +293,7 @@ class FleetNames:
         """The names of a bucket's parameters."""
         return [self.layer(param) for param in _FIRING_ORDER[index * PER_BUCKET : (index + 1) * PER_BUCKET]]
 
-    def unit(self, rank: int | None = None) -> str:
+    def unit(self, rank: int | None = None, module: int | None = None) -> str:
         """See `LayerNames`."""
         return "bucket"
 

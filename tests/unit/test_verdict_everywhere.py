@@ -20,7 +20,7 @@ from tests.support.frames import run
 def test_the_verdict_is_the_same_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = ended_recording(tmp_path / "a.mcap", list(run(60, late_rank=1)))
+    file = ended_recording(tmp_path / "a.last.mcap", list(run(60, late_rank=1)))
     report = report_of(file)
     said = report.verdict.text
     assert said.startswith("rank 1 is late by 40 ms in each step")
