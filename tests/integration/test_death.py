@@ -230,7 +230,7 @@ def test_a_job_that_is_over_before_its_collector_is_up_is_recorded(run_directory
     file, late = tmp_path / "out.mcap", tmp_path / "late"
     script = (SCRIPTS / "hard_exit.py", "0", str(tmp_path), str(late))
     with Job(*script, log=tmp_path / "log", RECORD=str(file)) as job:
-        assert job.wait() == 0, job.output()
+        assert job.process.wait(PATIENCE_S) == 0, job.output()
         assert not list(run_directory.glob("*.in"))
         late.touch()
         wait_for(lambda: not list(run_directory.glob("*.json")), "the collector ends")
