@@ -25,6 +25,7 @@ from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Beat, Bye, Hello, Step
 from tests.support.fork_server import TORCHRUN_IMPORTS
 from tests.support.jobs import (
+    PATIENCE_S,
     PROBE_IMPORTS,
     SCRIPTS,
     Frames,

@@ -9,15 +9,16 @@ from ddpwatch.tui.models.whatif import Answer, Scenario, WhatIfModel
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
 from ddpwatch.tui.text import shorten, shorten_name, wrap
+from ddpwatch.whatif.answer import Prediction
 from ddpwatch.whatif.wording import nothing_sure, statement_of
 
 _GUTTER, _WIDE_GUTTER = 28, 42
 _STEP, _INTERVAL, _GAIN = 8, 16, 9
 _DETAIL_ROWS = 5
 _LEAST_ROWS = 4  # of changes, before there is room for details
-_WIDE, _ROOMY = 120, 64
+_WIDE, _ROOMY = 120, 80
 _BEST = "◀"
-_LEGEND = "▓ step, of it ╱ exposed   ┄ end of the interval"
+_LEGEND = "▓ step, of it ╱ exposed   ┄ with the least gain"
 _SHORTER = {"bucket cap": "cap", " as fast as the others": " like the others", " batches": "", " (the bound)": ""}
 
 
@@ -96,21 +97,24 @@ def _paint_heading(canvas: Canvas, answer: Answer, y: int, shown: int) -> tuple[
     left = len(answer.scenarios) - shown
     canvas.put(2, y, f"change (↓ {left} more)" if left else "change", "heading")
     x = _gutter(canvas)
-    for head, column in (("step ms", _STEP), *_interval_column(canvas), *_gain_columns(canvas)):
+    for head, column in (("step ms", _STEP), *_gain_columns(canvas)):
         canvas.put(x, y, f"{head:>{column}}", "heading")
         x += column
     if canvas.width >= _WIDE:
         canvas.put(x + 1, y, shorten(_LEGEND, canvas.width - x - 2), "heading")
-    longest = max(answer.measured_ms, *(scenario.prediction.high for scenario in answer.scenarios), 1e-9)
+    longest = max(answer.measured_ms, *(_longest_ms(scenario.prediction) for scenario in answer.scenarios), 1e-9)
     return x + 1, max(canvas.width - x - 2, 0) / longest
 
 
-def _interval_column(canvas: Canvas) -> Sequence[tuple[str, int]]:
-    return (("90 % interval", _INTERVAL),) if canvas.width >= _ROOMY else ()
+def _longest_ms(found: Prediction) -> float:
+    """Returns how long the step may be, with the least gain of the interval."""
+    return found.step_ms + found.gain_ms - found.gain_low_ms
 
 
 def _gain_columns(canvas: Canvas) -> Sequence[tuple[str, int]]:
-    return (("gain ms", _GAIN), ("gain", _GAIN)) if canvas.width >= _WIDE else (("gain", _GAIN),)
+    """Returns the columns of the gain; its interval is that of the gain in each step, not of steps' lengths."""
+    known = [("gain ms", _GAIN, _ROOMY), ("90 % interval", _INTERVAL, _ROOMY), ("gain", _GAIN, 0)]
+    return [(head, column) for head, column, least in known if canvas.width >= least]
 
 
 def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, float], best: bool) -> None:
@@ -118,17 +122,16 @@ def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, fl
     style = "good" if best else "dim" if scenario.kind in ("other", "bound") else "text"
     name = found.change if canvas.width >= _WIDE else _shorter(found.change)
     canvas.put(2, y, f"{shorten(name, gutter - 4)}{f' {_BEST}' if best else ''}", style)
-    interval = f"{three_digits(found.low)} … {three_digits(found.high)}"
-    cells = [
-        (three_digits(found.step_ms), _STEP),
-        *((interval, column) for _, column in _interval_column(canvas)),
-        *([(_signed(found.gain_ms), _GAIN)] if canvas.width >= _WIDE else []),
-        (f"{_signed(100 * found.gain)} %", _GAIN),
-    ]
+    gains = {
+        "gain ms": _signed(found.gain_ms),
+        "90 % interval": f"{three_digits(found.gain_low_ms)} … {three_digits(found.gain_high_ms)}",
+        "gain": f"{_signed(100 * found.gain)} %",
+    }
+    cells = [(three_digits(found.step_ms), _STEP), *((gains[head], column) for head, column in _gain_columns(canvas))]
     x = gutter
     for text, column in cells:
         x = canvas.put(x, y, f"{text:>{column}}", style if scenario.prediction.sure else "dim")
-    _paint_bar(canvas, y, bar, found.step_ms, found.exposed_ms, found.high)
+    _paint_bar(canvas, y, bar, found.step_ms, found.exposed_ms, _longest_ms(found))
 
 
 def _shorter(change: str) -> str:
