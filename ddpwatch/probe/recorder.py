@@ -653,7 +653,7 @@ class StepRecorder:
         forwards = [(start, end) for phase, start, end in record.spans if phase == "forward"]
         if self.sampling is not None and any(start <= one.launch < end for start, end in forwards for one in own):
             # Where ranks wait for each other already, buckets do not say who is late, as light steps would have it
-            self.sampling.leave_out_light()
+            self.sampling.use_light(False)
 
     def _hand_over(self, record: StepRecord | None) -> None:
         if record is None:

@@ -212,6 +212,8 @@ class ProbeSession:
         try:
             self.start(module, backend, flags, probe.timed)
             self.recorder.release_held()
+            if self.recorder.sampling is not None:  # the model before may have had to do without
+                self.recorder.sampling.use_light(True)
         except BaseException:
             probe.close()
             raise

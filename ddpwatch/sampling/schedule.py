@@ -151,14 +151,14 @@ class SamplingSchedule:
         settles: bool = True,
     ) -> None:
         self._settles = settles
-        self._longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD if dear or not light else LONGEST_WATCHED_PERIOD
+        self._dear = dear
+        self._light = self._may_be_light = light
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=FULL_COST_PER_OWN, longest=LONGEST_FULL_PERIOD)
         self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=COST_PER_OWN, longest=self._longest)
         self._own_ppm = own_ppm
         self._step_ns = SHORT_NS  # a moving average
         self._limits_hold = (SHORT_NS // 2, FOREVER_NS)  # the average: longer than, and up to
         self._lease_ppm = 0
-        self._light = light
         self._bare = 0.0  # what the hooks cost in a bare step, as a share of it: a moving average
         self._sender = 0.0  # what the sender thread costs, as a share of all steps
         self._sender_clock = sender_clock
@@ -187,12 +187,19 @@ class SamplingSchedule:
         if (self.full if full else self.watched).learn(own_ns, step_ns, dear):
             self._allow()
 
-    def leave_out_light(self) -> None:
-        """Records every watched step in full from now on, and watches fewer."""
-        if self._light:
-            self._light = False
-            self._longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD
+    def use_light(self, on: bool) -> None:
+        """Has light steps from now on, or records every watched step in full, and watches fewer.
+
+        Without light steps from the start, there never are any.
+        """
+        if self._may_be_light and on is not self._light:
+            self._light = on
             self._limit()
+
+    @property
+    def _longest(self) -> int:
+        """The longest period of the watched steps."""
+        return DEAR_TIMES * LONGEST_WATCHED_PERIOD if self._dear or not self._light else LONGEST_WATCHED_PERIOD
 
     def _limit(self) -> None:
         """Ends the periods where steps of that duration leave enough watched ones: soon after steps become longer."""

@@ -397,3 +397,18 @@ def test_what_bare_steps_and_the_sender_cost_is_taken_from_the_budget(floor: flo
         sender[0] += int(floor * 100 * MS) if by_sender else 0
     spent = floor + 0.04 / schedule.watched.value
     assert schedule.watched.value == 64 if floor > 0.01 else 0.0025 < spent <= 0.01
+
+
+@pytest.mark.parametrize("light", [True, False])
+def test_light_steps_come_back_where_there_may_be_any(light: bool) -> None:
+    schedule = SamplingSchedule(light=light, settles=False)
+    schedule.full.learn(10**6, 10**8, at_once=True)  # costs so much that not each step is full
+
+    def lightly() -> bool:
+        return schedule.is_light(schedule.full.chosen(64) + 1)
+
+    assert lightly() is light
+    schedule.use_light(False)
+    assert not lightly()
+    schedule.use_light(True)
+    assert lightly() is light
