@@ -165,3 +165,8 @@ def test_a_costly_info_is_the_verdict_and_no_tick_stands_beside_it() -> None:
     assert (said.kind, said.severity) == ("exposed_comm", "warn")
     assert "a step would be 23 % shorter" in said.text
     assert state_of(list(run(40))).diagnosis.lost().costly
+
+
+def test_a_ranks_collections_are_no_spell_of_its_being_late() -> None:
+    collects = replace(LATE, kind="intermittent", phase="gc", since_step=30, until_step=42, steps=3)
+    assert rejoined([LATE, collects]) == [LATE, collects]
