@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE, WORTH_SAYING
@@ -28,9 +27,9 @@ Key = tuple[str, tuple[int, ...], str]
 def key_of(incident: Incident) -> Key:
     """Returns what stays the same of an incident that goes and comes: what it is, whose, and where.
 
-    Marked pauses that recur, such as a rank's garbage collections, are no spell of its being late by something else.
+    A rank's garbage collections are no spell of its being late by something else.
     """
-    if KINDS[incident.kind].late and incident.phase not in PAUSE_PHASES.values():
+    if KINDS[incident.kind].late and incident.phase != "gc":
         return "late", incident.ranks, ""
     return incident.kind, incident.ranks, incident.phase
 
