@@ -288,9 +288,10 @@ def changes_on(text, scenarios):
     shown = searched(text, measured="measured +N ", steps="what if: the N full steps kept")
     for row in scenarios:
         name = re.escape(row["change"])
-        line = re.search(rf"{name}(?: ◀)? +{NUMBER} +{NUMBER} … {NUMBER} +([+−][\d.]+) +([+−][\d.]+) %", text)
+        signed = r"([+−-]?[\d.]+)"
+        line = re.search(rf"{name}(?: ◀)? +{NUMBER} +{signed} +{signed} … {signed} +{signed} %", text)
         cells = [cell.replace("−", "-") for cell in line.groups()]
-        keys = ("step_ms", "low", "high", "gain_ms", "gain")
+        keys = ("step_ms", "gain_ms", "gain_low_ms", "gain_high_ms", "gain")
         shown += [(f"{row['change']} {key}", cell) for key, cell in zip(keys, cells, strict=True)]
     return shown
 
