@@ -92,9 +92,8 @@ class Launch:
 
         found = []
         with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
-            for view in rundir.last_views():
-                if rundir.run_of(view).startswith(self.name):
-                    found += [m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:]
+            for view in rundir.last_views_of(self.name):
+                found += [m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:]
         return [error for error in found if error]
 
     def verdicts(self) -> list[str]:
@@ -104,7 +103,7 @@ class Launch:
 
         found = []
         with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
-            views = [view for view in rundir.last_views() if rundir.run_of(view).startswith(self.name)]
+            views = rundir.last_views_of(self.name)
             found = [f"{rundir.run_of(view)}: {clean(report_of(view).verdict.text)}" for view in views]
         return found
 

@@ -26,7 +26,7 @@ FEWEST_STEPS = 5
 STRETCHES = 20  # of steps, at most
 STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
 KEPT_ORDERS = 64
-MOST_LINES = 12  # that differ most
+SHOWN_LINES = 12  # that differ most
 _WHERE = {
     "forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer",
     "sync": "while it waits for its buckets", "input": "before the forward", "between": "after the forward or backward",
@@ -54,12 +54,12 @@ class LineDifference(Figures, frozen=True):
 
     @property
     def place(self) -> str:
-        """Where it is."""
+        """The function, with its file and line."""
         return f"{self.function}() ({self.file}:{self.line})" if self.function else "other lines"
 
 
 class SampledRank(Figures, frozen=True):
-    """What was sampled of a rank, and what the operating system says of its training thread for the same time.
+    """A rank's samples, and what the operating system says of its training thread for the same time.
 
     ``step_ms`` is a sampled step's mean. ``cost`` is the sampling's CPU time, ``on_core`` how long the thread ran,
     and ``starved`` how long it waited for a core: shares of the time.
@@ -140,7 +140,7 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     keys = {*here, *there}
     compared = peer_step_ms if len(slots) >= FEWEST_STEPS else None
     lines = [_line(key, here.get(key), there.get(key), slots, compared, len(keys)) for key in keys]
-    lines = sorted(sorted(lines, key=lambda line: -abs(_more_ms(line)))[:MOST_LINES], key=_more_ms, reverse=True)
+    lines = sorted(sorted(lines, key=lambda line: -abs(_more_ms(line)))[:SHOWN_LINES], key=_more_ms, reverse=True)
     ranks = [_rank(own, step_ms), *([] if peer is None else [_rank(peer, peer_step_ms)])]
     text = _text(own, lines, ranks, len(slots))
     return Explanation(own.rank, None if peer is None else peer.rank, len(slots), text, ranks, lines)

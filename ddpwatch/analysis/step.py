@@ -216,7 +216,7 @@ class BucketKeys(tuple[BucketKey, ...]):
 
     @cached_property
     def mixed(self) -> bool:
-        """Whether the job's own are among those of DDP or FSDP2."""
+        """True if the job's own collectives are among those of DDP or FSDP2."""
         return len({key[0] == OWN_COLLECTIVES for key in self}) > 1
 
     @cached_property

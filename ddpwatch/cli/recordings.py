@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -259,7 +258,9 @@ def export(
 
 def _is_file(target: str) -> bool:
     """Returns whether a recording is meant, not a run."""
-    return "://" not in target and (Path(target).exists() or os.sep in target or target.endswith(".mcap"))
+    from ddpwatch.recording.names import is_path
+
+    return "://" not in target and (Path(target).exists() or is_path(target))
 
 
 def _print_lines(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpwatch.collector.host_counters import PROC
+from ddpwatch.run.regular import read_counters
 from ddpwatch.wire.messages import RankSample
 
 MOST_THREADS = 64  # of a rank
@@ -55,7 +56,7 @@ class RankSampler:
         autograd = {} if before is None else before.autograd
         threads = {thread: _times(f"{folder}/{thread}/schedstat") for thread in _chosen(folder, pid, most, autograd)}
         known = {thread: times for thread, times in threads.items() if times is not None}
-        status = _numbers(_read(f"{self._proc}/{pid}/status"))
+        status = _numbers(read_counters(f"{self._proc}/{pid}/status"))
         if not known:
             return None
         now_ns, preempted = time.monotonic_ns(), status.get(b"nonvoluntary_ctxt_switches")
@@ -87,7 +88,7 @@ def _chosen(folder: str, pid: int, most: int, autograd: dict[str, bool]) -> Sequ
     for thread in threads:
         if thread not in autograd:
             # How torch names the threads that run backwards on GPUs
-            autograd[thread] = _read(f"{folder}/{thread}/comm").startswith(b"pt_autograd_")
+            autograd[thread] = read_counters(f"{folder}/{thread}/comm").startswith(b"pt_autograd_")
     for thread in autograd.keys() - set(threads):
         del autograd[thread]
     return sorted(threads, key=lambda thread: (thread != str(pid), not autograd[thread], int(thread)))[:most]
@@ -107,7 +108,7 @@ def _times(path: str) -> tuple[int, int] | None:
 
     None if the kernel does not say. One that has never run is no use.
     """
-    fields = _read(path).split()
+    fields = read_counters(path).split()
     if len(fields) < 3 or not (fields[0].isdigit() and fields[1].isdigit()) or fields[2] == b"0":
         return None
     return int(fields[0]), int(fields[1])
@@ -118,17 +119,3 @@ def _numbers(status: bytes) -> dict[bytes, int]:
     pairs = (line.partition(b":") for line in status.splitlines())
     values = ((name, value.split()) for name, _, value in pairs)
     return {name: int(value[0]) for name, value in values if value and value[0].isdigit()}
-
-
-def _read(path: str) -> bytes:
-    """Returns a small file; empty if it cannot be read."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, 8192)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)

@@ -1,4 +1,4 @@
-"""What viewers ask for: snapshots, sent piece by piece to those slow to read, budgets for sampling, and stacks."""
+"""Serves what viewers ask for: snapshots, piece by piece to slow readers, budgets for sampling, and stacks."""
 
 from __future__ import annotations
 

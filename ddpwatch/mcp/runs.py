@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Literal
 
 from ddpwatch.analysis.figures import Report
 from ddpwatch.errors import UsageError
-from ddpwatch.recording.names import recordings_in
+from ddpwatch.recording.names import is_path, recordings_in
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import Drawn, report_of_frames, report_of_recording
@@ -27,7 +26,7 @@ MOST_LISTED = 50  # recordings
 
 @dataclass(frozen=True)
 class Deadline:
-    """When an answer is due, by ``clock``."""
+    """The time by which an answer is due, on ``clock``."""
 
     at_s: float = field(default_factory=lambda: time.monotonic() + LIMIT_S)
     clock: Callable[[], float] = time.monotonic
@@ -130,7 +129,7 @@ class Runs:
         """
         if "://" in name:
             raise UsageError("runs of other machines cannot be asked here", "start it there: ssh NODE ddpwatch mcp")
-        if os.sep in name or name.endswith(".mcap"):
+        if is_path(name):
             return self.recorded(name)
         info = rundir.find(name) if name else rundir.newest_run()
         if info is None:
@@ -143,7 +142,7 @@ class Runs:
         Raises:
             UsageError: There is none.
         """
-        if os.sep not in name and not name.endswith(".mcap"):
+        if not is_path(name):
             raise UsageError(f"{name!r} is no recording", "record it first: ddpwatch record -o FILE RUN")
         return RecordedRun(Path(name), self.deadline)
 

@@ -31,7 +31,7 @@ from ddpwatch.probe.stacks import StackTaker
 from ddpwatch.run import rundir
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import RestFile
-from ddpwatch.wire.messages import WATCHING, Beat, Bye, Group, Hello, Layout, Message, encode
+from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING, Beat, Bye, Group, Hello, Layout, Message, encode
 
 REST_S = 0.4
 ASKED_REST_S = 0.1  # on rank 0, until the other ranks have found it
@@ -245,7 +245,7 @@ class Sender(threading.Thread):
         self._rendezvous.tend()
         self._introduce_again()
         self._guard.run(WATCHING, self._queue.make_steps)
-        self._guard.run("stack samples", self._sampling.follow_order)
+        self._guard.run(STACK_SAMPLES, self._sampling.follow_order)
         self._send_messages()
         now, records = time.monotonic_ns(), self._queue.records
         while records and self._may_go(records[0], now):

@@ -7,7 +7,6 @@ GIL, in C or in a long instruction, a sample comes late; the time since the one 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -21,16 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.common.call_sites import is_library
 from ddpwatch.probe.guard import Guard
+from ddpwatch.probe.identity import as_text
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.run.regular import read_counters
 from ddpwatch.sampling.stack_order import StackOrder
-from ddpwatch.wire.messages import Feature, SampledLine, StackSamples
+from ddpwatch.wire.messages import STACK_SAMPLES, SampledLine, StackSamples
 
 PERIOD_S: Final = 0.01  # on average; at random, or a step could be in step with it
 MOST_S: Final = 120.0  # from the order on
 MOST_LINES: Final = 1024  # more are one line without a name
 MOST_CALLS: Final = 256  # of a stack, from the innermost on
 MOST_MODULES: Final = 65_536
-STACK_SAMPLES: Final[Feature] = "stack samples"
 _MODULE_CALL: Final = torch.nn.Module._wrapped_call_impl.__code__
 _TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
 _ENGINE: Final = f"{_TORCH}autograd/graph.py"  # where the training thread waits for autograd's threads
@@ -223,11 +223,7 @@ class SampleCounts:
         found = self._codes.get(code)
         if found is None:
             return "", ""
-        return _short(found[0].co_filename.rpartition("/")[2]), _short(found[0].co_name)
-
-
-def _short(name: str) -> str:
-    return name.encode("utf-8", "replace").decode()[:200]
+        return as_text(found[0].co_filename.rpartition("/")[2], 200), as_text(found[0].co_name, 200)
 
 
 def _stack(thread: int) -> FrameType | None:
@@ -274,22 +270,9 @@ def _counters(folder: str) -> tuple[int | None, int | None, int | None, int | No
     How long it has run and waited for a core (ns), how often it was preempted, and its pages that came from a disk;
     None for what it does not say.
     """
-    times = _read(f"{folder}/schedstat").split()
-    preempted = _read(f"{folder}/status").rpartition(b"nonvoluntary_ctxt_switches:")[2].split()
-    stat = _read(f"{folder}/stat").rpartition(b")")[2].split()
+    times = read_counters(f"{folder}/schedstat").split()
+    preempted = read_counters(f"{folder}/status").rpartition(b"nonvoluntary_ctxt_switches:")[2].split()
+    stat = read_counters(f"{folder}/stat").rpartition(b")")[2].split()
     known = [*(times[:2] if len(times) > 2 else (b"", b"")), *(preempted[:1] or [b""]), *(stat[9:10] or [b""])]
     run_ns, wait_ns, switches, faults = (int(text) if text.isdigit() else None for text in known)
     return run_ns, wait_ns, switches, faults
-
-
-def _read(path: str) -> bytes:
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, 8192)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)

@@ -32,6 +32,11 @@ def reserve(path: Path) -> Path:
     return next(name for name in _names(path) if _reserved(name))
 
 
+def is_path(name: str) -> bool:
+    """Returns whether a name can only be that of a recording, not of a live run."""
+    return os.sep in name or name.endswith(".mcap")
+
+
 def next_part(path: Path) -> Path:
     """Returns where the next part is written until it takes the recording's name."""
     return path.with_name(f"{path.name}.next")

@@ -46,6 +46,20 @@ def read_regular(path: Path, limit: int = MOST_BYTES, flags: int = 0) -> bytes:
     return content
 
 
+def read_counters(path: str) -> bytes:
+    """Returns a small file of the kernel's, such as those in /proc; empty if it cannot be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 8192)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
+
+
 def unfinished(path: Path) -> Path:
     """Returns where a file is until it is written, another place each time."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")

@@ -388,6 +388,11 @@ def last_views() -> list[Path]:
     return found[:KEEP_LAST_VIEWS]
 
 
+def last_views_of(name: str) -> list[Path]:
+    """Returns those of the runs whose ids start so, newest first."""
+    return [view for view in last_views() if run_of(view).startswith(name)]
+
+
 def newest_run() -> RunInfo | None:
     """Returns the live run that started last; None without one."""
     return next(iter(live_runs()), None)
@@ -428,9 +433,8 @@ def find(name: str) -> RunInfo:
         for info in runs_elsewhere():
             if info.run_id.startswith(name):
                 raise UsageError(f"{info.run_id} is on {info.host}", "log in there, and attach to it")
-        ended = next((view for view in last_views() if run_of(view).startswith(name)), None)
-        if ended is not None:
-            raise UsageError(f"{run_of(ended)} has ended", f"`ddpwatch replay {ended}` shows what it has left")
+        if views := last_views_of(name):
+            raise UsageError(f"{run_of(views[0])} has ended", f"`ddpwatch replay {views[0]}` shows what it has left")
         raise UsageError(f"no live run called {name!r}", "`ddpwatch ls` lists the live runs")
     raise UsageError(f"{name!r} matches {len(runs)} runs", "give more of the id: " + ", ".join(r.run_id for r in runs))
 

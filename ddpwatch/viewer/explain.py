@@ -16,11 +16,11 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.sampling.stack_order import MOST_STEPS, StackOrder
 from ddpwatch.viewer.live_source import LiveSource, snapshot
 from ddpwatch.viewer.state import RunState
-from ddpwatch.wire.messages import WATCHING
+from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING
 from ddpwatch.wire.transport import Frame
 
 SAMPLED_S = 3.0  # unless a number of steps is given
-FEWEST_STEPS = 10  # the same
+SAMPLED_STEPS = 10  # at least; the same
 ANSWER_S = 10.0  # beyond what the steps take twice
 
 
@@ -76,7 +76,7 @@ def _order(state: RunState, rank: int | None, peer: int | None, steps: int | Non
         if each not in state.ranks or not state.ranks[each].watched:
             raise UsageError(f"there is no rank {each} that is watched", f"there are {_named(_watched(state))}")
     step_s = _step_s(state, rank)
-    wanted = steps or max(FEWEST_STEPS, ceil(SAMPLED_S / step_s))
+    wanted = steps or max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s))
     return StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, min(wanted, MOST_STEPS)), step_s
 
 
@@ -127,7 +127,7 @@ def _has_ended(state: RunState, order: StackOrder) -> bool:
 
 def _off(state: RunState, order: StackOrder) -> Off | None:
     """Returns why a rank of the order takes no samples, if that is known."""
-    off = (off for off in state.off.found() if off.feature in (WATCHING, "stack samples"))
+    off = (off for off in state.off.found() if off.feature in (WATCHING, STACK_SAMPLES))
     return next((each for each in off if {order.rank, order.peer} & set(each.ranks)), None)
 
 

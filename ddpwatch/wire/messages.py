@@ -56,6 +56,7 @@ Feature = Literal[
 ]  # fmt: skip
 FEATURES: Final[tuple[str, ...]] = get_args(Feature)
 WATCHING: Final = "watching"
+STACK_SAMPLES: Final = "stack samples"
 
 
 class FrameError(DdpwatchError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpwatch.analysis.explanation import FEWEST_STEPS, MOST_LINES, WORTH, Explanations, explain, where
+from ddpwatch.analysis.explanation import FEWEST_STEPS, SHOWN_LINES, WORTH, Explanations, explain, where
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous
@@ -125,7 +125,7 @@ def test_a_screen_holds_it() -> None:
     many = [(SampledLine("forward", f"blocks.{n}", "model.py", n, "forward"), noisy(3, n)) for n in range(100)]
     found = explain([samples_of(3, many), samples_of(0, many)])
     assert found is not None
-    assert len(found.lines) == MOST_LINES
+    assert len(found.lines) == SHOWN_LINES
     text = render_explanation(found)
     assert len(text.splitlines()) <= 23
     assert max(map(len, text.splitlines())) <= 80

@@ -27,7 +27,7 @@ _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
 }
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _TOO_SMALL = "the model is small for its network: larger batches per rank, or fewer updates, hide more"
-HALF = 0.5  # of a step
+MOSTLY_EXPOSED = 0.5  # of a step
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
 _THREADS = "start torchrun with OMP_NUM_THREADS = cores / ranks, or call torch.set_num_threads"
@@ -90,7 +90,7 @@ class JobPlaces:
 
     @property
     def workers_start_again(self) -> bool:
-        """Whether those of the newest DataLoader do in each epoch, as far as is known."""
+        """True if the newest DataLoader's workers start again in each epoch, as far as is known."""
         return self._loader is None or bool(self._loader.workers and not self._loader.persistent)
 
     def add_bye(self, bye: Bye) -> None:
@@ -175,7 +175,7 @@ def _exposed_by(places: JobPlaces) -> str:
 def _exposed(incident: Incident, places: JobPlaces) -> str:
     """Returns what to do about exposed transfers; of more than half of a step, no overlap could hide all."""
     text = _exposed_by(places)
-    return f"{text}; {_TOO_SMALL}" if (incident.evidence.share_of_step or 0.0) > HALF else text
+    return f"{text}; {_TOO_SMALL}" if (incident.evidence.share_of_step or 0.0) > MOSTLY_EXPOSED else text
 
 
 def _pause(incident: Incident, places: JobPlaces) -> str:
