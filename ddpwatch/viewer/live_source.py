@@ -68,18 +68,22 @@ def may_go_on(source: Source, endpoint: str) -> bool:
     return not source.over and (endpoint.startswith(address.SCHEME) or rundir.is_live(endpoint))
 
 
-def snapshot(source: Source, patience_s: float = SNAPSHOT_S) -> Iterator[Frame]:
-    """Yields what a job's collector retains: the frames up to the first live status, which comes twice a second.
+def snapshot(source: LiveSource, patience_s: float = SNAPSHOT_S) -> Iterator[Frame]:
+    """Yields all that a job's collector retains, up to a status at least, which comes twice a second.
+
+    A collector that was short of a core may retain a status that is older than all else.
 
     Raises:
         UsageError: It does not answer.
     """
-    deadline = time.monotonic() + patience_s
+    deadline, has_status = time.monotonic() + patience_s, False
     while time.monotonic() < deadline:
         for message, envelope in source.read(0.2):
             yield message, envelope
-            if isinstance(message, Status) or (isinstance(message, Bye) and message.rank is None):
-                return
+            is_end = isinstance(message, Bye) and message.rank is None
+            has_status = has_status or is_end or isinstance(message, Status)
+        if has_status and source.synced:
+            return
         if source.over:
             break
     raise UsageError(source.trouble or "the run does not answer", "`ddpwatch ls` shows whether it is still live")
@@ -137,6 +141,11 @@ class LiveSource:
         self._pause_s = 0.0
         self._asked_s = time.monotonic()
         self._ask_at_s = self._asked_s + ANSWER_S  # unless synced by then
+
+    @property
+    def synced(self) -> bool:
+        """True once all of the snapshot has been read, unless frames were lost since."""
+        return self._synced
 
     def read(self, timeout_s: float, limit: int = 5000) -> list[Frame]:
         frames: list[Frame] = []

@@ -17,7 +17,7 @@ from ddpwatch.whatif.scenarios import Change, parse_hook
 from ddpwatch.whatif.wire import Wire, parse_wire
 
 if TYPE_CHECKING:
-    from ddpwatch.viewer.live_source import Source
+    from ddpwatch.viewer.live_source import LiveSource
 
 LEAST_CAP_MIB, MOST_CAP_MIB = 0.001, 4096.0
 
@@ -98,7 +98,7 @@ def recorded_in(file: Path) -> tuple[Recorded, list[str]]:
     return found, notes
 
 
-def recorded_live(source: Source) -> Recorded:
+def recorded_live(source: LiveSource) -> Recorded:
     """Returns what a running job's collector retains.
 
     Raises:

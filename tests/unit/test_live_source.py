@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ddpwatch.errors import UsageError
-from ddpwatch.viewer.live_source import ANSWER_S, LiveSource
+from ddpwatch.viewer.live_source import ANSWER_S, LiveSource, snapshot
 from ddpwatch.wire import transport
 from ddpwatch.wire.messages import Beat, encode
 from ddpwatch.wire.transport import LIVE, Envelope
+from tests.support.frames import status
 from tests.support.publisher import Publisher
 
 
@@ -82,6 +83,14 @@ def test_a_late_viewer_has_missed_nothing(publisher: Publisher, source: LiveSour
     publisher.live(8, 9)
     assert read(source, 4) == [3, 7, 8, 9]
     assert source.missed == 0
+
+
+def test_a_status_that_is_older_than_the_rest_of_a_snapshot_is_not_its_end(
+    publisher: Publisher, source: LiveSource
+) -> None:
+    beat = Beat(rank=0, at_ns=1, step=3, phase="input", since_ns=0)
+    publisher.retain([status(), status(), beat])
+    assert beat in [message for message, _ in snapshot(source)]
 
 
 def test_frames_of_a_gap_that_no_snapshot_has_are_missed(publisher: Publisher, source: LiveSource) -> None:
