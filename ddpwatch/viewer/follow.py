@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
 from ddpwatch.viewer.state import RunState
 
 LOOK_S = 1.0  # between two looks at a run
 FIND_S = 0.3  # between two looks for runs
+AGAIN_S = 2.0  # until a run is followed again, after an error
 END_S = 3.0  # for a run's last frames, once nobody wants more
 ListRuns = Callable[[], Sequence[RunInfo]]
 Look = Callable[[RunState], object]
@@ -123,5 +125,16 @@ def _follow(endpoint: str, looks: Sequence[Look], over: threading.Event) -> None
         for one in looks:
             one(state)
 
-    with contextlib.suppress(DdpwatchError, OSError):  # the run is gone
-        follow_run(LiveSource(endpoint), endpoint, look, goes_on, first_look_s=LOOK_S)
+    while True:
+        try:
+            follow_run(LiveSource(endpoint), endpoint, look, goes_on, first_look_s=LOOK_S)
+            return
+        except Exception:  # the run is gone, or something else that may work the next time
+            if over.wait(AGAIN_S) or not _goes_on(endpoint):
+                return
+
+
+def _goes_on(endpoint: str) -> bool:
+    with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
+        return rundir.is_live(endpoint)
+    return False

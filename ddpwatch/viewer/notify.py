@@ -26,6 +26,8 @@ from ddpwatch.viewer.follow import Look
 from ddpwatch.viewer.state import RunState
 
 CALL_S = 60.0  # for one call of a command; then it is killed
+CLOSE_S = 10.0  # for the calls that are due at the end: whoever ran the job waits for them
+POLL_S = 0.1
 ANSWER_S = 10.0  # for a web server
 GAP_S = 1.0  # between two calls
 WAITING = 64  # events that wait for their call; what comes on top is left out, and counted
@@ -55,7 +57,7 @@ class Alert(msgspec.Struct):
     incident: IncidentFigures
 
 
-Call = Callable[[Alert], str]  # returns what went wrong
+Call = Callable[[Alert, threading.Event], str]  # returns what went wrong; ends soon once the event is set
 
 
 def calls_of(on_incident: str | None, notify: str | None) -> list[Call]:
@@ -70,7 +72,9 @@ def calls_of(on_incident: str | None, notify: str | None) -> list[Call]:
 def run_command(command: str, limit_s: float = CALL_S) -> Call:
     """Returns what runs a shell command with an alert on its stdin. Its output goes nowhere."""
 
-    def call(alert: Alert) -> str:
+    def call(alert: Alert, stop: threading.Event) -> str:
+        content: bytes | None = msgspec.json.encode(alert) + b"\n"
+        started_s = time.monotonic()
         process = subprocess.Popen(
             command,
             shell=True,
@@ -79,13 +83,17 @@ def run_command(command: str, limit_s: float = CALL_S) -> Call:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        try:
-            process.communicate(msgspec.json.encode(alert) + b"\n", limit_s)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return f"--on-incident: the command was killed after {limit_s:.0f} s"
+        while True:
+            try:
+                process.communicate(content, POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                content, taken_s = None, time.monotonic() - started_s  # it goes on with what it was given
+            if taken_s >= limit_s or stop.is_set():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                return f"--on-incident: the command was killed after {taken_s:.0f} s"
         return f"--on-incident: the command ended with {process.returncode}" if process.returncode else ""
 
     return call
@@ -100,7 +108,7 @@ def post_to(url: str) -> Call:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--notify: no web address: {clean(url)}", "it starts with https://")
 
-    def call(alert: Alert) -> str:
+    def call(alert: Alert, _: threading.Event) -> str:
         run = alert.run
         where = f"\nrecording: {run.host}:{run.recording}" if run.recording else ""
         body = msgspec.json.encode({"text": f"ddpwatch, {run.id}: {alert.text}{where}"})
@@ -132,6 +140,7 @@ class Notifier:
         self._gap_s = gap_s
         self._recording = recording
         self._alerts: Queue[Alert | None] = Queue(WAITING)
+        self._stop = threading.Event()
         self._left_out = 0
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="ddpwatch-notify", daemon=True)
@@ -158,19 +167,21 @@ class Notifier:
         except Full:
             self._left_out += 1
 
-    def close(self, patience_s: float = CALL_S) -> None:
-        """Waits for the calls that are due."""
+    def close(self, patience_s: float = CLOSE_S) -> None:
+        """Waits for the calls that are due, and then ends the one that is under way."""
         with contextlib.suppress(Full):
             self._alerts.put(None, timeout=patience_s)
         self._thread.join(patience_s)
-        if left := self._left_out + self._alerts.qsize():
-            self._say(f"{left} events of incidents were not passed on: too many at once")
+        self._stop.set()
+        self._thread.join(1.0)
+        if left := self._left_out + sum(alert is not None for alert in list(self._alerts.queue)):
+            self._say(f"{left} events of incidents were not passed on: too many, or too late")
 
     def _run(self) -> None:
-        while (alert := self._alerts.get()) is not None:
+        while not self._stop.is_set() and (alert := self._alerts.get()) is not None:
             for call in self._calls:
                 try:
-                    wrong = call(alert)
+                    wrong = call(alert, self._stop)
                 except Exception as error:  # no process, no memory: the next one may work
                     wrong = clean(f"--on-incident: {error}")
                 if wrong and wrong not in self._said:
