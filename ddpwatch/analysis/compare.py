@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from statistics import fmean, median, pvariance, stdev
 
+from msgspec.structs import replace
+
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Severity
 from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
@@ -214,12 +216,24 @@ def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
         text = f"steps of {a.name} take no time: no ratio to them"
         return Difference(a.name, b.name, None, None, None, "unknown", "", None, text)
     rng = random.Random(seed)
-    found = _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, rng)
+    found = difference(a, b, _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, rng))
+    overlap = _overlap(a, b, rng)
+    return replace(found, overlap=overlap, text=found.text + _describe_overlap(a, b, overlap))
+
+
+def difference(a: RunSeries, b: RunSeries, found: tuple[float, float, float]) -> Difference:
+    """Returns what a ratio of their step times and its interval mean, with the phase that explains it."""
     verdict = _verdict(*found)
     phase = _phase(a, b) if verdict in ("slower", "faster") else ""
-    overlap = _overlap(a, b, rng)
-    text = _describe(a, b, found, verdict, phase) + _describe_overlap(a, b, overlap)
-    return Difference(a.name, b.name, *found, verdict, phase, overlap, text)
+    return Difference(a.name, b.name, *found, verdict, phase, None, _describe(a, b, found, verdict, phase))
+
+
+def step_error(series: RunSeries) -> float | None:
+    """Returns the standard error of a run's step time in ms, from its blocks; None with too few steps."""
+    if len(series.step) < FEWEST_STEPS:
+        return None
+    blocks = _block_medians(series.step)
+    return stdev(blocks) / math.sqrt(len(blocks))
 
 
 def _verdict(ratio: float, low: float, high: float) -> str:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ddpwatch.viewer.follow import ListRuns, Looker
 
 ENDED_HUNG = 124  # exit code of `run`, as of timeout(1)
-USES_RUN_DIRECTORY = {None, "_stdio", "attach", "explain", "ls", "mcp", "metrics", "record", "run", "whatif"}
+USES_RUN_DIRECTORY = {None, "_stdio", "attach", "explain", "history", "ls", "mcp", "metrics", "record", "run", "whatif"}
 
 
 def _say_fallback() -> None:

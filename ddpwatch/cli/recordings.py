@@ -137,6 +137,41 @@ def compare(
 
 
 @app.command()
+def history(
+    script: Annotated[
+        str | None, typer.Argument(metavar="SCRIPT", help="Only runs of this script, e.g. train.py.")
+    ] = None,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--in", metavar="DIR", help="Where recordings are (default: here, and what ended runs have left)."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List a script's runs from their recordings: did one get slower, beyond what runs differ by anyway?"""
+    import shutil
+
+    from ddpwatch.analysis.history import histories
+    from ddpwatch.recording.names import recordings_in
+    from ddpwatch.report.summaries import summaries
+    from ddpwatch.run import rundir
+
+    found = {path for folder in folders or [Path()] for path in recordings_in(folder.absolute())}
+    known = summaries(sorted(found | set([] if folders else rundir.last_views())), print_note)
+    result = histories(one for one in known if script in (None, one.script))
+    if not result:
+        raise UsageError(f"no recording of {script or 'a run'}", "--in DIR says where recordings are")
+    if as_json:
+        print_json(result)
+        return
+    from ddpwatch.report.history_text import render_history
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n\n".join(render_history(one, width) for one in result))
+
+
+@app.command()
 def whatif(
     source: Annotated[
         str, typer.Argument(metavar="FILE|DIR|RUN", help="A recording, a directory of rank files, or a live run.")

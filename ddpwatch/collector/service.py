@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
@@ -28,6 +29,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.run import blackbox, clock, rundir
+from ddpwatch.run.commit import commit_of
 from ddpwatch.sampling.lease import detail_of_job
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Ready, take_rest
@@ -116,6 +118,7 @@ class Collector:
         self._unsent: list[Envelope] = []  # what viewers get at the end of the turn
         self._departed: dict[int, Departure] = {}
         self._previous: dict[int, str] = {}  # the run before, by the ranks that know of one
+        self._commit = commit_of(Path.cwd())  # the job's directory
         self._started = time.monotonic()
         self._last_end = self._started
         self._next_tick = self._watched_s = self._started
@@ -414,7 +417,7 @@ class Collector:
             _log.warning("no last view: %s", error)
 
     def _about(self) -> dict[str, str]:
-        return {"run_id": self._options.run_id, "script": self._options.script}
+        return {"run_id": self._options.run_id, "script": self._options.script, "commit": self._commit}
 
 
 def _own_ppm(records: bool) -> int:

@@ -20,14 +20,15 @@ def charts(outline: Outline, width: int) -> str:
     if len(points) < FEWEST_POINTS:
         return ""
     steps = [float(point.step) for point in points]
-    drawn = [_chart("step time (ms)", steps, [point.step_ms for point in points], width)]
+    drawn = [chart("step time (ms)", steps, [point.step_ms for point in points], width)]
     exposed = [(float(point.step), point.exposed_ms) for point in points if point.exposed_ms is not None]
     if len(exposed) >= FEWEST_POINTS:
-        drawn.append(_chart("exposed communication (ms)", [x for x, _ in exposed], [y for _, y in exposed], width))
+        drawn.append(chart("exposed communication (ms)", [x for x, _ in exposed], [y for _, y in exposed], width))
     return "\n\n".join(drawn)
 
 
-def _chart(title: str, x: list[float], y: list[float], width: int) -> str:
+def chart(title: str, x: list[float], y: list[float], width: int) -> str:
+    """Returns one chart, in columns of characters."""
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(max(40, min(width, 120)), 10)

@@ -1,0 +1,40 @@
+"""Histories of runs as text: a sentence, a chart of the step times, a row for each run."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ddpwatch.analysis.history import RunHistory
+from ddpwatch.common.text import clean, number, percent
+from ddpwatch.common.text import table as text_table
+from ddpwatch.report.charts import FEWEST_POINTS, chart
+
+_HEADER = ["started", "commit", "step ms", "steps", "lost", "recording"]
+MOST_WORST = 60  # characters of an incident
+
+
+def render_history(history: RunHistory, width: int | None = None) -> str:
+    """Returns the history of one script with one setup. ``width``: of the chart, in columns; None for no chart."""
+    parameters = f", {history.parameters:,} parameters" if history.parameters else ""
+    head = f"{history.script}, {history.ranks} ranks, {history.device}{parameters}: {len(history.runs)} runs"
+    verdicts = {change.b: change.verdict for change in history.changes}
+    rows = [
+        [
+            datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M"),
+            run.commit,
+            number(run.step_ms),
+            str(run.steps),
+            percent(run.lost, 1),
+            clean(run.path.rpartition("/")[2]),
+        ]
+        for run in history.runs
+    ]
+    lines = text_table(_HEADER, rows)
+    for place, run in enumerate(history.runs, 1):
+        said = [part for part in (verdicts.get(run.path, ""), run.worst) if part]
+        lines[place] += f"  {clean('; '.join(said))[:MOST_WORST]}" if said else ""
+    timed = [(float(place), run.step_ms) for place, run in enumerate(history.runs, 1) if run.step_ms is not None]
+    drawn = []
+    if width is not None and len(timed) >= FEWEST_POINTS:
+        drawn = ["", chart("step time (ms) by run", [x for x, _ in timed], [y for _, y in timed], width)]
+    return "\n".join([clean(head), clean(history.text), *drawn, "", *lines])
