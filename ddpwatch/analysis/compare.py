@@ -228,14 +228,6 @@ def difference(a: RunSeries, b: RunSeries, found: tuple[float, float, float]) ->
     return Difference(a.name, b.name, *found, verdict, phase, None, _describe(a, b, found, verdict, phase))
 
 
-def step_error(series: RunSeries) -> float | None:
-    """Returns the standard error of a run's step time in ms, from its blocks; None with too few steps."""
-    if len(series.step) < FEWEST_STEPS:
-        return None
-    blocks = _block_medians(series.step)
-    return stdev(blocks) / math.sqrt(len(blocks))
-
-
 def _verdict(ratio: float, low: float, high: float) -> str:
     if abs(ratio) >= SMALLEST and (low > 0 or high < 0):
         return "slower" if ratio > 0 else "faster"

@@ -1,15 +1,15 @@
-"""Compares runs of one script over time: which one is slower than those before it, beyond what they differ by anyway?
+"""Compares runs of one script over time: from which one on is it slower, beyond what runs differ by anyway?
 
 Each run is one value: the median time of its steps. Two starts of one job differ by more than chance within them, so
-what counts is how runs of one level differ from each other. A run that leaves its level alone is a stray; a second one
-in a row makes a new level, with which later runs are compared. The last run is judged by itself.
+what counts is how runs of one level differ from each other. Runs are split in two where Student's t of the two parts is
+greatest, if that is beyond chance for so many places to split at (Bonferroni), and so is each part. The newest run can
+be a part by itself; a single one that others follow is none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
@@ -21,7 +21,9 @@ from ddpwatch.analysis.diagnosis.incident_json import Figures
 from ddpwatch.common.statistics import student
 from ddpwatch.common.text import percent
 
-FEWEST_RUNS = 3  # before a run, for what they differ by
+FEWEST_RUNS = 4
+FEWEST_BEFORE = 2  # of them
+TINY = 1e-9
 
 
 class PastRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +34,6 @@ class PastRun(msgspec.Struct, frozen=True, kw_only=True):
         started: When its first frame was received (s since the Unix epoch).
         commit: What was checked out where the job ran; empty if the recording does not know.
         step_ms, phases_ms: Medians over its steps.
-        step_error_ms: Standard error of ``step_ms``, from blocks of steps.
         lost: Share of the rank-time.
         worst: The incident that cost most; empty if there was none.
     """
@@ -47,7 +48,6 @@ class PastRun(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     steps: int
     step_ms: float | None
-    step_error_ms: float | None
     phases_ms: Mapping[str, float | None]
     lost: float | None
     worst: str
@@ -61,8 +61,8 @@ class RunHistory(Figures, frozen=True):
     """The runs of one script with one setup, oldest first.
 
     Attributes:
-        changes: Runs that are faster or slower than those before them; ``b`` is the path.
-        verdict: Of the newest run: as `Difference.verdict`.
+        changes: How each level differs from the one before; ``b`` is the path of its first run.
+        verdict: Of the newest level: as `Difference.verdict`.
         text: A sentence on it.
     """
 
@@ -90,77 +90,55 @@ def histories(summaries: Iterable[PastRun]) -> list[RunHistory]:
 
 
 def _history(runs: Sequence[PastRun]) -> RunHistory:
-    levels = _Levels()
-    verdicts = [levels.add_run(run) for run in runs]
-    changes = levels.changes()
-    latest = changes[-1] if changes else None
-    text = latest.text if latest is not None else _without_change(runs, levels)
-    return RunHistory(*runs[0].setup(), runs, changes, verdicts[-1], text)
+    timed = [run for run in runs if run.step_ms is not None]
+    levels = _levels(timed)
+    changes = [_change(before, after, len(timed)) for before, after in pairwise(levels)]
+    if changes:
+        verdict, text = changes[-1].verdict, changes[-1].text
+    elif len(timed) < FEWEST_RUNS:
+        verdict, text = "unknown", f"{len(timed)} runs to compare; {FEWEST_RUNS} of {FEWEST_STEPS} steps are needed"
+    else:
+        spread, _ = _spread(timed)
+        verdict, text = "same", f"no run is faster or slower beyond what runs differ by ({percent(spread, 1)})"
+    return RunHistory(*runs[0].setup(), runs, changes, verdict, text)
 
 
-def _without_change(runs: Sequence[PastRun], levels: _Levels) -> str:
-    if runs[-1].step_ms is None:
-        return f"the newest run has {runs[-1].steps} steps; {FEWEST_STEPS} are needed"
-    timed = sum(run.step_ms is not None for run in runs)
-    if (spread := levels.spread()) is None or timed <= FEWEST_RUNS:
-        return f"{timed} runs to compare; {FEWEST_RUNS + 1} are needed"
-    return f"no run is faster or slower beyond what runs differ by ({percent(spread[0], 1)})"
+def _levels(runs: Sequence[PastRun]) -> list[Sequence[PastRun]]:
+    """Splits runs into levels."""
+    places = range(FEWEST_BEFORE, len(runs))
+    if len(runs) < FEWEST_RUNS:
+        return [runs]
+    place = max(places, key=lambda place: _student_t(runs[:place], runs[place:]))
+    before, after = runs[:place], runs[place:]
+    if _change(before, after, len(runs)).verdict not in ("slower", "faster"):
+        return [runs]
+    return [*_levels(before), *_levels(after)]
 
 
-@dataclass
-class _Levels:
-    """Levels of the step time, the newest of which the next run is compared with.
+def _student_t(before: Sequence[PastRun], after: Sequence[PastRun]) -> float:
+    spread, _ = _spread(before, after)
+    change = _mean_ms(after) / _mean_ms(before) - 1
+    return abs(change) / max(spread * math.sqrt(1 / len(before) + 1 / len(after)), TINY)
 
-    Attributes:
-        ended: Levels that were left, oldest first.
-        level: Runs that do not differ beyond chance.
-        stray: The newest run, if it leaves the level.
-    """
 
-    ended: list[list[PastRun]] = field(default_factory=list)
-    level: list[PastRun] = field(default_factory=list)
-    stray: PastRun | None = None
-    _verdict: str = "unknown"
+def _spread(*levels: Sequence[PastRun]) -> tuple[float, int]:
+    """Returns what runs of one level differ by, as a share of its mean, and the degrees of freedom."""
+    squares = sum(((run.step_ms or 0.0) / _mean_ms(runs) - 1) ** 2 for runs in levels for run in runs)
+    freedom = sum(len(runs) - 1 for runs in levels)
+    return math.sqrt(squares / freedom), freedom
 
-    def add_run(self, run: PastRun) -> str:
-        """Takes the next run; returns how it differs from the level."""
-        if run.step_ms is None:
-            return "unknown"
-        before, self._verdict = self._verdict, self._change(self.level, [run]).verdict
-        if self._verdict not in ("slower", "faster"):
-            self.level.append(run)
-            self.stray = None
-        elif self.stray is not None and before == self._verdict:
-            self.ended.append(self.level)
-            self.level, self.stray = [self.stray, run], None
-        else:
-            self.stray = run
-        return self._verdict
 
-    def changes(self) -> list[Difference]:
-        """Returns how each level differs from the one before, and the newest run from its level."""
-        after = [*self.ended, self.level, *([[self.stray]] if self.stray is not None else [])]
-        return [self._change(*pair) for pair in pairwise(after)]
+def _mean_ms(runs: Sequence[PastRun]) -> float:
+    return fmean(run.step_ms or 0.0 for run in runs)
 
-    def spread(self) -> tuple[float, int] | None:
-        """Returns what runs of one level differ by, as a share, and its degrees of freedom; None if not known."""
-        levels = [_series("", runs).step for runs in (*self.ended, self.level) if runs]
-        freedom = sum(len(steps) - 1 for steps in levels)
-        squares = sum((ms / fmean(steps) - 1) ** 2 for steps in levels for ms in steps)
-        return (math.sqrt(squares / freedom), freedom) if freedom >= FEWEST_RUNS - 1 else None
 
-    def _change(self, before: Sequence[PastRun], after: Sequence[PastRun]) -> Difference:
-        """Compares runs with the ones before them. The interval is Student's."""
-        a, b = _series(f"the {len(before)} runs before", before), _series(_named(after), after)
-        if (known := self.spread()) is None:
-            return Difference(
-                a.name, after[0].path, None, None, None, "unknown", "", None, "too few runs to compare with"
-            )
-        (spread, freedom), level = known, fmean(a.step)
-        own = max(spread, *(error / level for run in after if (error := run.step_error_ms) is not None))
-        chance = math.hypot(spread / math.sqrt(len(before)), own / math.sqrt(len(after)))
-        ratio, reach = fmean(b.step) / level - 1, student(CONFIDENCE, freedom) * chance
-        return replace(difference(a, b, (ratio, ratio - reach, ratio + reach)), b=after[0].path)
+def _change(before: Sequence[PastRun], after: Sequence[PastRun], runs: int) -> Difference:
+    """Compares a level with the one before, given how many runs they were found among."""
+    a, b = _series(f"the {len(before)} runs before", before), _series(_named(after), after)
+    (spread, freedom), ratio = _spread(before, after), _mean_ms(after) / _mean_ms(before) - 1
+    confidence = 1 - (1 - CONFIDENCE) / max(1, runs - FEWEST_BEFORE)
+    reach = student(confidence, freedom) * spread * math.sqrt(1 / len(before) + 1 / len(after))
+    return replace(difference(a, b, (ratio, ratio - reach, ratio + reach)), b=after[0].path)
 
 
 def _series(name: str, runs: Sequence[PastRun]) -> RunSeries:

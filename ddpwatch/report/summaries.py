@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpwatch.analysis.compare import RunSeries, figures_of, step_error
+from ddpwatch.analysis.compare import FEWEST_STEPS, RunSeries, figures_of
 from ddpwatch.analysis.history import PastRun
 from ddpwatch.analysis.run import Run
 from ddpwatch.common.garbage import few_collections
@@ -115,8 +115,7 @@ def summary_of(path: Path) -> PastRun | None:
         parameters=hello.parameters,
         commit=clean(recording.metadata.get("commit", "")),
         steps=figures.steps,
-        step_ms=figures.step_ms_p50 if (error := step_error(series)) is not None else None,
-        step_error_ms=error,
+        step_ms=(figures.step_ms_p50 or None) if figures.steps >= FEWEST_STEPS else None,
         phases_ms=figures.phases_ms_p50,
         lost=run.lost().lost_share,
         worst=clean(incidents[0].message) if incidents else "",
