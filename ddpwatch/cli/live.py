@@ -30,6 +30,7 @@ from ddpwatch.cli.shared import (
     endpoint_of,
     is_plain,
     no_baseline,
+    print_json,
     resolve,
     say,
     say_recording,
@@ -274,6 +275,27 @@ def metrics(
     budget_ppm = parse_detail(detail or "low")
     with watching(alert_calls(on_incident, notify), _runs(info), endpoint, at_once=True):
         export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp, budget_ppm)
+
+
+@app.command(context_settings={"ignore_unknown_options": False})
+def check(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. -- torchrun … train.py")],
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, max=3600, help="How long.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Check the machines that a job is about to run on: does a rank, host or link lag behind the others?
+
+    Starts COMMAND with `-m ddpwatch.check` in place of its script. Exit with 1 if something is slow.
+    """
+    from ddpwatch.check.command import check_job
+    from ddpwatch.check.text import render_check
+
+    result = check_job(command, seconds)
+    if as_json:
+        print_json(result)
+    else:
+        print(render_check(result))
+    raise typer.Exit(bool(result.slow))
 
 
 @app.command()

@@ -17,6 +17,9 @@ REFUSALS = {
     errno.E2BIG: ("the argument list is too long", "put arguments into a file; the environment counts as well"),
 }
 
+_RUNS_MODULE = ("-m", "--module")
+_LAUNCHERS = ("torch.distributed.", "accelerate.", "deepspeed.", "ray.")
+
 
 def require_command(command: Sequence[str]) -> None:
     """Checks that there is one.
@@ -41,13 +44,30 @@ def refusal(command: str, error: OSError) -> UsageError:
 
 def script_of(command: Sequence[str]) -> str:
     """Returns the script in a command line, or the module that is run with ``-m``, for the run's name."""
-    words = iter(command)
-    for word in words:
-        if word in ("-m", "--module"):  # torchrun allows options between that and the module
-            word = next((name for name in words if not name.startswith("-")), "")
-            # Modules that start the job's
-            if word and not word.startswith(("torch.distributed.", "accelerate.", "deepspeed.", "ray.")):
-                return word.replace(".", "-")
+    at = _script_at(command)
+    word = command[at or 0]
+    return word if at is None or word.endswith(".py") else word.replace(".", "-")
+
+
+def with_module(command: Sequence[str], module: str, arguments: Sequence[str]) -> list[str]:
+    """Returns a command line with a module in place of its script and what follows that."""
+    at = _script_at(command)
+    kept = list(command[:at])
+    if at is not None and not command[at].endswith(".py"):
+        del kept[max(place for place, word in enumerate(kept) if word in _RUNS_MODULE)]
+    return [*kept, "-m", module, *arguments]
+
+
+def _script_at(command: Sequence[str]) -> int | None:
+    """Returns the place of the script, or of the module that is run; not of one that starts the job's."""
+    is_module = False
+    for at, word in enumerate(command):
+        if is_module and not word.startswith("-"):  # torchrun allows options between that and the module
+            if not word.startswith(_LAUNCHERS):
+                return at
+            is_module = False
+        elif word in _RUNS_MODULE:
+            is_module = True
         elif word.endswith(".py"):
-            return word
-    return command[0]
+            return at
+    return None

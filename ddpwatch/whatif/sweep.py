@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError("start it with torchrun", "torchrun --nproc-per-node=2 -m ddpwatch.whatif.sweep -o wire.json")
     if not 1 <= options.max_size <= 4096 or not 0.1 <= options.seconds <= 3600:
         raise UsageError("--max-size is from 1 to 4096 MiB, --seconds from 0.1 to 3600")
-    device = _device(options.backend)
+    device = device_of(options.backend)
     dist.init_process_group(options.backend or ("nccl" if device.type == "cuda" else "gloo"))
     try:
         if dist.get_world_size() < 2:
@@ -73,7 +73,8 @@ def _run(options: argparse.Namespace) -> None:
         dist.destroy_process_group()
 
 
-def _device(backend: str | None) -> torch.device:
+def device_of(backend: str | None) -> torch.device:
+    """Returns this rank's device: its GPU, where there is one and the backend is not Gloo."""
     if backend == "gloo" or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
