@@ -1,4 +1,4 @@
-"""What Linux counts of a host: stolen time, pressure, swapping, and how often a cgroup used up its CPU quota.
+"""What Linux counts of a host: stolen time, pressure, swapping, OOM kills, and how often a cgroup used up its quota.
 
 Elsewhere, and where a kernel does not count it, a figure is None.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-_COUNTERS = ("procs_running", "pswpin", "pswpout")
+_COUNTERS = ("procs_running", "pswpin", "pswpout", "oom_kill")
 
 
 class HostCounters:
@@ -41,6 +41,8 @@ class HostCounters:
             "run_queue": None if running is None else int(running),
             "cpu_pressure": _percent(new.get("cpu_us"), seconds, 1e-4),
             "memory_pressure": _percent(new.get("memory_us"), seconds, 1e-4),
+            "io_pressure": _percent(new.get("io_us"), seconds, 1e-4),
+            "oom_kills_s": _ratio(new.get("oom_kill"), seconds, 1),
             "swap_in_bytes_s": _ratio(new.get("pswpin"), seconds, mmap.PAGESIZE),
             "swap_out_bytes_s": _ratio(new.get("pswpout"), seconds, mmap.PAGESIZE),
             "cgroup_throttled": max(self._throttled(new), default=None),
@@ -59,7 +61,7 @@ class HostCounters:
         times = stat.get("cpu", [])  # user nice system idle iowait irq softirq steal; guests are counted in user
         if len(times) >= 8:
             found |= {"jiffies": sum(times[:8]), "iowait": times[4], "steal": times[7]}
-        for resource in ("cpu", "memory"):
+        for resource in ("cpu", "memory", "io"):
             total = _text(self._proc / "pressure" / resource).partition("\n")[0].rpartition("total=")[2]
             if total.isdecimal():
                 found[f"{resource}_us"] = float(total)

@@ -131,11 +131,21 @@ class DeviceRow:
     max_sm_clock_mhz: float | None
     throttle_reasons: int | None
     ecc_errors: int | None
+    pcie_width: int | None
+    pcie_max_width: int | None
+    pcie_generation: int | None
+    pcie_max_generation: int | None
+    link_errors: int | None
+    nvlinks_down: int | None
+    xid: int | None
+    xids: int | None
     steal: float | None
     iowait: float | None
     run_queue: int | None
     cpu_pressure: float | None
     memory_pressure: float | None
+    io_pressure: float | None
+    oom_kills_s: float | None
     swap_in_bytes_s: float | None
     swap_out_bytes_s: float | None
     cgroup_throttled: float | None
@@ -143,6 +153,9 @@ class DeviceRow:
     net_rx_errors_s: float | None
     net_tx_drops_s: float | None
     net_rx_drops_s: float | None
+    link_downs_s: float | None
+    retransmits_s: float | None
+    congestion_s: float | None
     net_faulty: str
 
 

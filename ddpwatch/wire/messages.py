@@ -317,9 +317,14 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_
     ``throttle_reasons`` are NVML's bits for what limits a GPU's clocks, ``ecc_errors`` its uncorrected memory errors
     since the driver was loaded. Of a host's CPU time, ``steal`` percent went to other guests of its hypervisor, and
     ``iowait`` percent was idle for want of a disk. ``run_queue`` threads run or wait for a core. Some thread waited
-    for a core ``cpu_pressure`` percent of the time, for memory ``memory_pressure`` percent. In ``cgroup_throttled``
+    for a core ``cpu_pressure`` percent of the time, for memory ``memory_pressure`` percent, for a disk ``io_pressure``
+    percent. The kernel killed ``oom_kills_s`` processes for want of memory. In ``cgroup_throttled``
     percent of its periods, the collector's cgroup, which is rank 0's, had used up its CPU quota. ``net_faulty`` is the
-    interface with most errors and drops. ``boot_id`` distinguishes hosts of one name.
+    interface with most faults: an InfiniBand port is an interface, too. ``retransmits_s`` packets were sent again (TCP
+    and RDMA), ``congestion_s`` congestion notifications made RDMA slower, ``link_downs_s`` links went down.
+    ``link_errors`` are a GPU's since the driver was loaded: PCIe replays, and NVLink's replays, recoveries and CRC
+    errors. ``xid`` is the newest critical XID event that came while it was watched, ``xids`` how many did.
+    ``boot_id`` distinguishes hosts of one name.
     """
 
     host: Name
@@ -346,11 +351,21 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_
     max_sm_clock_mhz: float | None = None
     throttle_reasons: Count | None = None
     ecc_errors: Count | None = None
+    pcie_width: Count | None = None
+    pcie_max_width: Count | None = None
+    pcie_generation: Count | None = None
+    pcie_max_generation: Count | None = None
+    link_errors: Count | None = None
+    nvlinks_down: Count | None = None
+    xid: Count | None = None
+    xids: Count | None = None
     steal: float | None = None
     iowait: float | None = None
     run_queue: Count | None = None
     cpu_pressure: float | None = None
     memory_pressure: float | None = None
+    io_pressure: float | None = None
+    oom_kills_s: float | None = None
     swap_in_bytes_s: float | None = None
     swap_out_bytes_s: float | None = None
     cgroup_throttled: float | None = None
@@ -358,6 +373,9 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_
     net_rx_errors_s: float | None = None
     net_tx_drops_s: float | None = None
     net_rx_drops_s: float | None = None
+    link_downs_s: float | None = None
+    retransmits_s: float | None = None
+    congestion_s: float | None = None
     net_faulty: Name = ""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -108,6 +109,11 @@ HOST_CASES = [
     ({"swap_in_bytes_s": 9e6, "swap_out_bytes_s": 3e6}, "host swaps (12 MB/s)"),
     ({"net_rx_errors_s": 340.0, "net_faulty": "eth0"}, "eth0: 340 receive errors/s"),
     ({"net_tx_drops_s": 1340.0, "net_faulty": "eth0"}, "eth0: 1,340 outgoing packets dropped per second"),
+    ({"io_pressure": 40.0}, "short of disk: threads waited for it 40 % of the time"),
+    ({"oom_kills_s": 1.0}, "the kernel killed a process for want of memory (OOM)"),
+    ({"link_downs_s": 1.0, "net_faulty": "mlx5_0/1"}, "mlx5_0/1: a network link went down"),
+    ({"retransmits_s": 340.0}, "340 packets/s are lost and sent again"),
+    ({"congestion_s": 20_000.0}, "20,000 congestion notifications/s slow RDMA down"),
     ({"cpu_pressure": 80.0}, "CPU starved: threads waited 80 % of the time for a core"),
 ]
 
@@ -174,6 +180,43 @@ def test_new_memory_errors_of_a_gpu() -> None:
         errors = 7 if second < FAULT[1] - 5 else 9
         causes.add_device(Device(host="a", kind="cuda", at_ns=second * SECOND, uuid="GPU-0", ecc_errors=errors))
     assert text(causes) == "uncorrected errors in the GPU's memory (ECC)"
+
+
+LINK = {"pcie_width": 16, "pcie_max_width": 16, "pcie_generation": 5, "pcie_max_generation": 5, "utilization": 90.0}
+GPU_CASES = [
+    ({"pcie_width": 8}, "PCIe link: x8 of 16"),
+    ({"pcie_generation": 3}, "PCIe link: generation 3 of 5"),
+    ({"nvlinks_down": 2}, "NVLinks are down: 2"),
+    ({"pcie_generation": 1, "utilization": 0.0}, ""),  # an idle GPU saves power
+]
+
+
+@pytest.mark.parametrize(("figures", "expected"), GPU_CASES, ids=[next(iter(case[0])) for case in GPU_CASES])
+def test_the_links_of_a_gpu(figures: dict[str, float], expected: str) -> None:
+    def told(own: dict[str, float], others: dict[str, float]) -> str:
+        causes = DeviceCauses()
+        for rank in range(3):
+            causes.placement.add_hello(hello(rank, gpu=True))
+            for second in range(1, FAULT[1] + 1):
+                known: dict[str, Any] = LINK | {"nvlinks_down": 0} | (others if rank else own)
+                sample = Device(host="a", kind="cuda", at_ns=second * SECOND, uuid=f"GPU-{rank}", **known)
+                causes.add_device(sample)
+        return text(causes)
+
+    assert told(figures, {}) == expected
+    assert told({}, figures) == ""
+    assert told(figures, figures) == ""  # as everywhere
+
+
+@pytest.mark.parametrize(("counter", "expected"), [("xids", "error: XID 79"), ("link_errors", "errors/s")])
+def test_new_events_and_errors_of_a_gpu(counter: str, expected: str) -> None:
+    causes = DeviceCauses()
+    causes.placement.add_hello(hello(0, gpu=True))
+    for second in range(1, FAULT[1] + 1):
+        new = 0 if second < FAULT[1] - 5 else 100 * (second - FAULT[1] + 6)
+        known: dict[str, Any] = {counter: 3 + new, "xid": 79 if new else 13}
+        causes.add_device(Device(host="a", kind="cuda", at_ns=second * SECOND, uuid="GPU-0", **known))
+    assert expected in text(causes)
 
 
 def test_the_worst_comes_first_and_the_others_are_evidence() -> None:

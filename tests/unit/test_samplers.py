@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ddpwatch.collector.devices import DeviceSampler, NetCounters
+from ddpwatch.collector.devices import DeviceSampler
+from ddpwatch.collector.gpus import Gpus
 from ddpwatch.collector.host_counters import HostCounters
+from ddpwatch.collector.network import NetCounters
 from ddpwatch.collector.rank_samples import MOST_READS, MOST_THREADS, RankSampler
 from ddpwatch.viewer.state import RankStatus, RunState
 from ddpwatch.wire.messages import Device, Hello, RankSample, decode, encode
@@ -22,7 +24,7 @@ from ddpwatch.wire.messages import Device, Hello, RankSample, decode, encode
 SECOND = 1_000_000_000
 FIGURES = (
     "steal", "iowait", "run_queue", "cpu_pressure", "memory_pressure", "swap_in_bytes_s", "swap_out_bytes_s",
-    "cgroup_throttled",
+    "cgroup_throttled", "io_pressure", "oom_kills_s",
 )  # fmt: skip
 
 
@@ -41,8 +43,9 @@ def kernel(root: Path, busy: int = 0, steal: int = 0, iowait: int = 0, waited_us
         root / "proc",
         {
             "stat": f"cpu  {100 + busy} 0 50 1000 {iowait} 0 0 {steal} 0 0\ncpu0 1 2 3\nintr 9\nprocs_running 5\n",
-            "vmstat": f"nr_free_pages 1\npswpin {swapped}\npswpout {2 * swapped}\n",
+            "vmstat": f"nr_free_pages 1\npswpin {swapped}\npswpout {2 * swapped}\noom_kill {swapped // 500}\n",
             "pressure/cpu": f"some avg10=1.00 avg60=0 avg300=0 total={waited_us}\nfull avg10=0 total=0\n",
+            "pressure/io": f"some avg10=1.00 avg60=0 avg300=0 total={3 * waited_us}\nfull avg10=0 total=7\n",
             "pressure/memory": f"some avg10=1.00 avg60=0 avg300=0 total={2 * waited_us}\nfull avg10=0 total=7\n",
         },
     )
@@ -62,6 +65,7 @@ def test_rates_of_a_host(tmp_path: Path) -> None:
     assert counters.figures(12 * SECOND) == {
         "steal": 30.0, "iowait": 10.0, "run_queue": 5, "cpu_pressure": 25.0, "memory_pressure": 50.0,
         "swap_in_bytes_s": 500 * page, "swap_out_bytes_s": 1000 * page, "cgroup_throttled": None,
+        "io_pressure": 75.0, "oom_kills_s": 1.0,
     }  # fmt: skip
 
 
@@ -126,8 +130,8 @@ def interface(sent: int = 0, **faults: int) -> SimpleNamespace:
     return SimpleNamespace(**(counts | faults))
 
 
-def test_rates_of_interfaces_and_which_is_the_worst() -> None:
-    net = NetCounters()
+def test_rates_of_interfaces_and_which_is_the_worst(tmp_path: Path) -> None:
+    net = NetCounters(tmp_path, tmp_path)
     assert net.figures({"lo": interface(), "eth0": interface()}, SECOND) == {}
     figures = net.figures(
         {"lo": interface(100, dropin=2), "eth0": interface(300, errin=680), "new": interface(9)}, 3 * SECOND
@@ -142,11 +146,53 @@ def test_rates_of_interfaces_and_which_is_the_worst() -> None:
     assert quiet["net_faulty"] == ""
 
 
+def port(root: Path, name: str, **counts: int) -> None:
+    hardware = ("packet_seq_err", "local_ack_timeout_err", "rp_cnp_handled")
+    folders = {each: "hw_counters" if each in hardware else "counters" for each in counts}
+    write(root / "infiniband" / name, {f"{folders[each]}/{each}": f"{count}\n" for each, count in counts.items()})
+
+
+def test_infiniband_ports_are_interfaces(tmp_path: Path) -> None:
+    zero = dict.fromkeys(("port_xmit_data", "symbol_error", "port_rcv_errors", "link_downed", "packet_seq_err"), 0)
+    port(tmp_path, "mlx5_0/ports/1", **zero)
+    port(tmp_path, "mlx5_1/ports/1", **zero, rp_cnp_handled=0)
+    net = NetCounters(tmp_path, tmp_path)
+    assert net.figures({}, SECOND) == {}
+    port(tmp_path, "mlx5_0/ports/1", port_xmit_data=500, symbol_error=4, port_rcv_errors=2, link_downed=1)
+    port(tmp_path, "mlx5_1/ports/1", packet_seq_err=60, rp_cnp_handled=5000)
+    assert net.figures({}, 3 * SECOND) == {
+        "net_tx_bytes_s": 1000.0, "net_rx_errors_s": 3.0, "link_downs_s": 0.5, "retransmits_s": 30.0,
+        "congestion_s": 2500.0, "net_faulty": "mlx5_0/1",
+    }  # fmt: skip
+
+
+def test_a_link_that_goes_down_and_segments_that_are_sent_again(tmp_path: Path) -> None:
+    def counted(downs: int, segments: int) -> None:
+        write(tmp_path, {"net/eth0/device": "", "net/eth0/carrier_down_count": f"{downs}\n"})
+        write(tmp_path, {"proc/net/snmp": f"Ip: A\nIp: 1\nTcp: InSegs RetransSegs\nTcp: 9 {segments}\n"})
+
+    counted(1, 100)
+    net = NetCounters(tmp_path, tmp_path / "proc")
+    net.figures({"eth0": interface(), "veth1": interface()}, SECOND)
+    counted(2, 180)
+    figures = net.figures({"eth0": interface(), "veth1": interface()}, 2 * SECOND)
+    assert (figures["link_downs_s"], figures["retransmits_s"], figures["net_faulty"]) == (1.0, 80.0, "eth0")
+    assert "congestion_s" not in figures  # nobody counts it here
+
+
 # -- GPUs ----------------------------------------------------------------------------------------------------
 
 
 class NvmlError(Exception):
     pass
+
+
+NVML_NUMBERS = {
+    "NVML_TEMPERATURE_GPU": 0, "NVML_CLOCK_SM": 0, "NVML_PCIE_UTIL_TX_BYTES": 0, "NVML_VOLATILE_ECC": 0,
+    "NVML_CLOCK_MEM": 1, "NVML_PCIE_UTIL_RX_BYTES": 1, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1,
+    "NVML_VALUE_TYPE_UNSIGNED_INT": 1, "NVML_NVLINK_MAX_LINKS": 36, "nvmlEventTypeXidCriticalError": 8,
+    "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": 52, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX": 138,
+}  # fmt: skip
 
 
 class Nvml:
@@ -156,14 +202,34 @@ class Nvml:
         reasons: What limits its clocks.
         old: Whether the driver only knows older names.
         ecc: Its uncorrected errors; None if it has no ECC.
+        links: Whether it has four NVLinks, of which one is down.
+        xids: What will come as events.
     """
 
     NVMLError = NvmlError
-    NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = NVML_PCIE_UTIL_TX_BYTES = NVML_VOLATILE_ECC = 0
-    NVML_CLOCK_MEM = NVML_PCIE_UTIL_RX_BYTES = NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 
-    def __init__(self, reasons: int = 0, old: bool = False, ecc: int | None = 0) -> None:
-        self._reasons, self._old, self._ecc = reasons, old, ecc
+    def __init__(
+        self, reasons: int = 0, old: bool = False, ecc: int | None = 0, links: bool = False, xids: Sequence[int] = ()
+    ) -> None:
+        self._reasons, self._old, self._ecc, self._links = reasons, old, ecc, links
+        self.xids = list(xids)
+        self.sent_kib = 0
+
+    def link_state(self, handle: object, link: int) -> int:
+        if not self._links or link > 3:
+            raise NvmlError
+        return int(link != 2)
+
+    def field_values(self, handle: object, fields: list[tuple[int, int]]) -> list[SimpleNamespace]:
+        kind, value = (
+            (1, SimpleNamespace(uiVal=7)) if fields[0][0] == 52 else (3, SimpleNamespace(ullVal=self.sent_kib))
+        )
+        return [SimpleNamespace(nvmlReturn=0 if self._links else 3, valueType=kind, value=value)]
+
+    def wait(self, events: object, timeout_ms: int) -> SimpleNamespace:
+        if not self.xids:
+            raise NvmlError
+        return SimpleNamespace(device="handle", eventData=self.xids.pop(0))
 
     def __getattr__(self, name: str) -> object:
         known = {
@@ -174,6 +240,23 @@ class Nvml:
         } | ({} if self._old else {"nvmlDeviceGetCurrentClocksEventReasons": self._reasons})  # fmt: skip
         if self._ecc is not None:
             known["nvmlDeviceGetTotalEccErrors"] = self._ecc
+        if self._links:
+            known |= {
+                "nvmlDeviceGetCurrPcieLinkWidth": 8, "nvmlDeviceGetMaxPcieLinkWidth": 16,
+                "nvmlDeviceGetCurrPcieLinkGeneration": 5, "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+                "nvmlDeviceGetPcieReplayCounter": 2, "nvmlEventSetCreate": "set", "nvmlDeviceRegisterEvents": None,
+                "nvmlDeviceGetIndex": 0,
+            }  # fmt: skip
+
+        if name in NVML_NUMBERS:
+            return NVML_NUMBERS[name]
+        if name.startswith("NVML_FI_"):
+            raise AttributeError(name)
+        if name in (calls := {
+            "nvmlDeviceGetNvLinkState": self.link_state, "nvmlDeviceGetFieldValues": self.field_values,
+            "nvmlEventSetWait_v2": self.wait,
+        }):  # fmt: skip
+            return calls[name]
 
         def call(*_: object) -> object:
             if name not in known:
@@ -200,6 +283,36 @@ def test_a_gpu_without_ecc_has_no_count_of_errors() -> None:
     assert device.ecc_errors is None
     assert device.throttle_reasons == 0
     assert device.temperature_c is None
+
+
+def test_the_links_of_a_gpu() -> None:
+    nvml = Nvml(links=True)
+    gpus = Gpus(nvml)
+    (first,) = gpus.sample("a", "boot")
+    assert (first.pcie_width, first.pcie_max_width, first.pcie_generation) == (8, 16, 5)
+    assert (first.nvlinks_down, first.link_errors) == (1, 7 + 2)
+    assert first.nvlink_tx_bytes_s is None  # nothing to compare with
+    nvml.sent_kib = 1000
+    (second,) = gpus.sample("a", "boot")
+    rate = 1000 * 1024 * SECOND / (second.at_ns - first.at_ns)
+    assert second.nvlink_tx_bytes_s == pytest.approx(rate, rel=0.5)
+    assert second.nvlink_rx_bytes_s is None  # this pynvml does not know it
+    assert decode(encode(second)) == second
+
+
+def test_xids_are_counted_and_the_newest_is_named() -> None:
+    nvml = Nvml(links=True, xids=[13, 79])
+    gpus = Gpus(nvml)
+    (device,) = gpus.sample("a", "boot")
+    assert (device.xid, device.xids) == (79, 2)
+    (device,) = gpus.sample("a", "boot")
+    assert (device.xid, device.xids) == (79, 2)
+
+
+def test_what_an_old_driver_does_not_know_is_not_known() -> None:
+    device = gpu_of(Nvml())
+    names = ("pcie_width", "pcie_generation", "link_errors", "nvlinks_down", "xid", "xids", "nvlink_tx_bytes_s")
+    assert [getattr(device, name) for name in names] == [None] * len(names)
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------

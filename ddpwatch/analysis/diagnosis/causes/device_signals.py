@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddpwatch.analysis.diagnosis.thresholds import (
+    ANY_S,
+    CONGESTION_S,
     DENIED_SHARE,
-    ECC_ERRORS_S,
+    LINK_ERRORS_S,
     NET_DROPS_S,
     NET_ERRORS_S,
     PRESSURE_SHARE,
+    RETRANSMITS_S,
     SWAP_BYTES_S,
 )
 from ddpwatch.wire.messages import Device, RankSample
@@ -27,8 +30,10 @@ THROTTLE_REASONS: Final = (
 _REASONS: Final = tuple(name for _, name in THROTTLE_REASONS)
 
 RANK_FIELDS: Final = ("wait", "run", "preempted_s", "swapped_bytes")
-GPU_FIELDS: Final = ("lost_clock", "clock_mhz", "max_clock_mhz", "new_ecc_errors", *_REASONS)
-HOST_SHARES: Final = ("steal", "cgroup_throttled", "cpu_pressure", "memory_pressure")
+GPU_COUNTERS: Final = {"new_ecc_errors": "ecc_errors", "new_link_errors": "link_errors", "new_xids": "xids"}
+_LINK: Final = ("pcie_width", "pcie_max_width", "pcie_generation", "pcie_max_generation", "nvlinks_down")
+GPU_FIELDS: Final = ("lost_clock", "clock_mhz", "max_clock_mhz", "lost_pcie", *_LINK, *GPU_COUNTERS, *_REASONS)
+HOST_SHARES: Final = ("steal", "cgroup_throttled", "cpu_pressure", "memory_pressure", "io_pressure")
 DENIED: Final = {  # shares of the time in which a job could not run, of a rank or host, and why
     "wait": "CPU starved: waited for a core",
     "steal": "CPU time was stolen",
@@ -37,6 +42,7 @@ DENIED: Final = {  # shares of the time in which a job could not run, of a rank 
 }
 _HOST_RATES: Final = (
     "swap_in_bytes_s", "swap_out_bytes_s", "net_rx_errors_s", "net_tx_errors_s", "net_rx_drops_s", "net_tx_drops_s",
+    "link_downs_s", "retransmits_s", "congestion_s", "oom_kills_s",
 )  # fmt: skip
 HOST_FIELDS: Final = (*HOST_SHARES, *_HOST_RATES)
 
@@ -56,20 +62,40 @@ def rank_columns(sample: RankSample) -> Columns:
     return [*shares, sample.swapped_bytes]
 
 
-def gpu_columns(device: Device, known_ecc_errors: int | None) -> Columns:
-    """Returns the `GPU_FIELDS`.
+def gpu_columns(device: Device, before: Device | None) -> Columns:
+    """Returns the `GPU_FIELDS`, given its sample before.
 
-    The lost share of its highest clock, and for each reason whether it limits the clock.
+    The lost shares are of its highest clock, and of its PCIe link's rate; for each reason, whether it limits the clock.
     """
     reasons, clock, highest = device.throttle_reasons, device.sm_clock_mhz, device.max_sm_clock_mhz
     lost = None
     if reasons is not None and clock is not None and highest:
         lost = max(1 - clock / highest, 0.0) if throttled_by(reasons) else 0.0
-    errors = None
-    if device.ecc_errors is not None and known_ecc_errors is not None:
-        errors = max(device.ecc_errors - known_ecc_errors, 0)
     active = [None if reasons is None else float(bool(reasons & bits)) for bits, _ in THROTTLE_REASONS]
-    return [lost, clock, highest, errors, *active]
+    link = [getattr(device, name) for name in _LINK]
+    return [lost, clock, highest, _lost_pcie(device), *link, *_new(device, before), *active]
+
+
+def _lost_pcie(device: Device) -> float | None:
+    """Returns the share of its PCIe link's rate that is lost: each generation has twice the rate.
+
+    An idle GPU lowers its generation to save power.
+    """
+    if not device.pcie_width or not device.pcie_max_width:
+        return None
+    rate = device.pcie_width / device.pcie_max_width
+    if device.utilization and device.pcie_generation and device.pcie_max_generation:
+        rate *= 2.0 ** (device.pcie_generation - device.pcie_max_generation)
+    return max(1 - rate, 0.0)
+
+
+def _new(device: Device, before: Device | None) -> Columns:
+    """Returns what its counters have counted since then."""
+    found: Columns = []
+    for name in GPU_COUNTERS.values():
+        now, then = getattr(device, name), getattr(before, name, None)
+        found.append(None if now is None or then is None else max(now - then, 0))
+    return found
 
 
 def host_columns(device: Device) -> Columns:
@@ -137,20 +163,38 @@ def _swaps(row: Row) -> str:
     return f"host swaps ({(_swapped(row) or 0) / 1e6:,.0f} MB/s)"
 
 
+def _pcie(row: Row) -> str:
+    known = [
+        f"{letter}{row[name]:.0f} of {row[highest]:.0f}"
+        for letter, name, highest in (("x", *_LINK[:2]), ("generation ", *_LINK[2:4]))
+        if row[name] and row[highest] and round(row[name] or 0) < round(row[highest] or 0)
+    ]
+    return f"PCIe link: {', '.join(known)}"
+
+
 RANK_SIGNALS: Final = (_signal("wait", DENIED_SHARE, "CPU starved: waited {:.0%} of the time for a core", _denied),)
 GPU_SIGNALS: Final = (
     _signal("lost_clock", DENIED_SHARE, _throttled),
-    _signal("new_ecc_errors", ECC_ERRORS_S, "uncorrected errors in the GPU's memory (ECC)"),
+    _signal("lost_pcie", DENIED_SHARE, _pcie),
+    _signal("new_ecc_errors", ANY_S, "uncorrected errors in the GPU's memory (ECC)"),
+    _signal("new_link_errors", LINK_ERRORS_S, "{:,.0f} errors/s on its PCIe or NVLink"),
+    _signal("nvlinks_down", 1.0, "NVLinks are down: {:.0f}"),
+    _signal("new_xids", ANY_S, "the driver reports an error: XID"),
 )
 HOST_SIGNALS: Final = (
     _signal("steal", DENIED_SHARE, "{:.0%} of CPU time stolen"),
     _signal("cgroup_throttled", DENIED_SHARE, "cgroup CPU limit: throttled in {:.0%} of its periods"),
     _signal("memory_pressure", PRESSURE_SHARE, "short of memory: threads waited for it {:.0%} of the time"),
+    _signal("io_pressure", PRESSURE_SHARE, "short of disk: threads waited for it {:.0%} of the time"),
+    _signal("oom_kills_s", ANY_S, "the kernel killed a process for want of memory (OOM)"),
     Signal("swap_bytes_s", SWAP_BYTES_S, _swaps, _swapped, _swapped),
     _signal("net_rx_errors_s", NET_ERRORS_S, "{:,.0f} receive errors/s"),
     _signal("net_tx_errors_s", NET_ERRORS_S, "{:,.0f} transmit errors/s"),
     _signal("net_rx_drops_s", NET_DROPS_S, "{:,.0f} incoming packets dropped per second"),
     _signal("net_tx_drops_s", NET_DROPS_S, "{:,.0f} outgoing packets dropped per second"),
+    _signal("link_downs_s", ANY_S, "a network link went down"),
+    _signal("retransmits_s", RETRANSMITS_S, "{:,.0f} packets/s are lost and sent again"),
+    _signal("congestion_s", CONGESTION_S, "{:,.0f} congestion notifications/s slow RDMA down"),
 )
 CPU_PRESSURE: Final = _signal(  # for all ranks, and where a rank's own waits are not known
     "cpu_pressure", PRESSURE_SHARE, "CPU starved: threads waited {:.0%} of the time for a core"

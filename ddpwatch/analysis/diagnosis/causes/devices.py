@@ -35,6 +35,7 @@ from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, Evid
 from ddpwatch.analysis.diagnosis.thresholds import WORSE_FACTOR
 from ddpwatch.analysis.placement import Gpu, Host, Placement
 from ddpwatch.common.statistics import p50
+from ddpwatch.common.text import UNKNOWN
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import Device, RankSample
 
@@ -87,8 +88,9 @@ class DeviceCauses:
     _ranks: _Level = field(default_factory=lambda: _Level(RANK_FIELDS))
     _gpus: _Level = field(default_factory=lambda: _Level(GPU_FIELDS))
     _hosts: _Level = field(default_factory=lambda: _Level(HOST_FIELDS))
-    _ecc_errors: dict[Gpu, int] = field(default_factory=dict)
-    _faulty: dict[Host, str] = field(default_factory=dict)
+    _newest: dict[Gpu, Device] = field(default_factory=dict)
+    _faulty: dict[Host, str] = field(default_factory=dict)  # its worst interface
+    _xid: dict[Host, int] = field(default_factory=dict)  # the newest of its GPUs'
     _offsets: dict[Host, int] = field(default_factory=dict)  # what puts a host's clock onto the time line
 
     def note_clocks(self, shifts: Shifts) -> None:
@@ -105,9 +107,10 @@ class DeviceCauses:
             self._hosts.add_sample(host, host, device.at_ns, host_columns(device))
             return
         key = Gpu(host, device.uuid)
-        self._gpus.add_sample(key, host, device.at_ns, gpu_columns(device, self._ecc_errors.get(key)))
-        if device.ecc_errors is not None:
-            _remember(self._ecc_errors, key, device.ecc_errors)
+        self._gpus.add_sample(key, host, device.at_ns, gpu_columns(device, self._newest.get(key)))
+        _remember(self._newest, key, device)
+        if device.xid is not None:
+            _remember(self._xid, host, device.xid)
 
     def add_rank_sample(self, sample: RankSample) -> None:
         """Takes a sample of a rank's process."""
@@ -188,9 +191,11 @@ class DeviceCauses:
         return dict.fromkeys(self.placement.gpus.values())
 
     def _text(self, found: _Found) -> str:
-        """Names host and interface first, where there are several."""
+        """Names host and interface first, where there are several, and an XID."""
         text = found.signal.text(found.row)
-        if found.signal.name.startswith("net_") and (interface := self._faulty.get(found.host)):
+        if found.signal.name == "new_xids":
+            text = f"{text} {self._xid.get(found.host, UNKNOWN)}"
+        if found.signal.name.startswith(("net_", "link_")) and (interface := self._faulty.get(found.host)):
             text = f"{interface}: {text}"
         if found.signal in HOST_WIDE and found.host.name and len(self._hosts.past) > 1:
             text = f"host {found.host.name}: {text}"

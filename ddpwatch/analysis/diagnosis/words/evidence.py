@@ -28,13 +28,21 @@ _SHARES: Final = {  # of the time, by the name of a device's figure
     "cgroup_throttled": "the CPU limit was reached in {} of its periods",
     "cpu_pressure": "some thread waited for a core {} of the time",
     "memory_pressure": "some thread waited for memory {} of the time",
+    "io_pressure": "some thread waited for a disk {} of the time",
+    "lost_pcie": "{} of the PCIe link's rate was lost",
 }
 _RATES: Final = {
     "preempted_s": "its threads lost their core {} times a second",
     "net_rx_errors_s": "{} receive errors a second", "net_tx_errors_s": "{} transmit errors a second",
     "net_rx_drops_s": "{} incoming packets dropped a second", "net_tx_drops_s": "{} outgoing packets dropped a second",
+    "link_downs_s": "{} network links went down a second", "retransmits_s": "{} packets sent again a second",
+    "congestion_s": "{} congestion notifications a second", "oom_kills_s": "{} OOM kills a second",
     "new_ecc_errors": "{} uncorrected memory errors a sample", "clock_mhz": "its clock ran at {} MHz",
-    "max_clock_mhz": "its highest clock is {} MHz",
+    "max_clock_mhz": "its highest clock is {} MHz", "new_link_errors": "{} PCIe and NVLink errors a sample",
+    "new_xids": "{} XIDs a sample", "nvlinks_down": "{} of its NVLinks were down",
+    "pcie_width": "its PCIe link had {} lanes", "pcie_max_width": "its PCIe link can have {} lanes",
+    "pcie_generation": "its PCIe link was of generation {} then",
+    "pcie_max_generation": "its PCIe link can be of generation {} here",
 }  # fmt: skip
 _SIZES: Final = {
     "swapped_bytes": "{} of it is swapped out", "swap_in_bytes_s": "{} swapped in a second",

@@ -40,8 +40,16 @@ _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
     "swap_bytes_s": _MEMORY,
     "lost_clock": "`nvidia-smi -q -d PERFORMANCE` shows what slows the clocks",
     "new_ecc_errors": "`nvidia-smi -q -d ECC` counts the errors; take the GPU out of service",
+    "lost_pcie": "`nvidia-smi -q -d PCIE` shows the link; seat the card again, or take the GPU out of service",
+    "new_link_errors": "`nvidia-smi nvlink -e` counts NVLink's errors, `nvidia-smi -q -d PCIE` replays",
+    "nvlinks_down": "`nvidia-smi nvlink -s` shows which; take the GPU out of service",
+    "new_xids": "`dmesg --level=err,warn` shows the XID in full; NVIDIA lists what each means",
+    "io_pressure": "`ps -eo pid,stat,wchan:20,comm` shows who waits for a disk (state D)",
+    "oom_kills_s": "`dmesg --level=err` shows which process; fewer DataLoader workers or a smaller cache may fit",
+    "retransmits_s": "`ss -ti` shows which connections lose packets: look at that path's links and switches",
+    "congestion_s": "look at the switches: too many senders share a port, or its PFC and ECN settings differ",
     **dict.fromkeys(
-        ("net_rx_errors_s", "net_tx_errors_s", "net_rx_drops_s", "net_tx_drops_s"),
+        ("net_rx_errors_s", "net_tx_errors_s", "net_rx_drops_s", "net_tx_drops_s", "link_downs_s"),
         "`ip -s link` counts errors and drops by interface",
     ),
 }
