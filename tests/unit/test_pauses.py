@@ -261,6 +261,27 @@ class TestRhythms:
         assert (found.ranks, found.severity, found.period, found.steps) == ((), "info", 16, 4)
         assert found.message == "every rank paused between steps every 16 steps, for up to 1000 ms"
 
+    @pytest.mark.parametrize(("stalls", "ranks"), [((0, 0, 9), (0,)), ((0, 1, 0), ()), ((0, 9, 9), ())])
+    def test_heartbeats_late_in_several_stalls_show_together_whose_they_were(self, stalls, ranks):
+        """Rank 0 draws for half a second, the others stand at a barrier: one heartbeat of each falls into that."""
+        messages, now = [hello(0), hello(1)], 0
+        for number in range(120):
+            long = 500 if number in (30, 60, 90) else 0
+            start, slow = START_NS + now * MS, stalls[number // 30 - 1]
+            for rank in range(2):
+                one = bare(rank, number) if long else step(rank, number)
+                one.start_ns, one.duration_ns = start, (100 + long) * MS
+                if long:
+                    about = {"at_ns": start + (450 if rank == slow else 440) * MS, "since_ns": start}
+                    messages.append(beat(rank, number, phase="input", issued=number + (rank != slow), **about))
+                messages.append(one)
+            now += 100 + long
+        diagnosis = state_of(messages).diagnosis
+        (found,) = [one for one in diagnosis.incidents() if one.kind == "pause"]
+        waiting = {one.rank: one.ns for one in diagnosis.lost().accounts if one.name == "waiting"}
+        assert (found.ranks, found.period, found.steps) == (ranks, 30, 3)
+        assert (found.cost_ns, waiting) == ((1500 * MS, {0: 1500 * MS}) if ranks else (3000 * MS, {}))
+
     @pytest.mark.parametrize(("phase", "severity"), [("input", "info"), ("forward", "warning")])
     def test_what_all_ranks_do_between_steps_is_the_loop_s(self, phase, severity):
         """A job generates for half a minute between its updates, once so far."""

@@ -200,6 +200,11 @@ def _awaited_in_sync(facts: RankFacts, buckets: Launched, since: int, until: int
 _last = attrgetter("last")
 
 
+def account_of(phase: str) -> AccountKey:
+    """Returns the account of a phase; of "", that of bare steps."""
+    return _KEYS[phase] if phase else BARE
+
+
 class Ledger:
     """Splits step after step, and adds up.
 

@@ -64,6 +64,24 @@ class HeldUp:
         between = [gaps.get(slow[0], 0), *(at for at, beat in beats[slow[0]] if beat.phase == "input")]
         return slow[0] if max(between) >= excess_ns * EARLY else None
 
+    def seen_behind(self, across: StepAcrossRanks, excess_ns: int) -> int | None:
+        """Returns the rank that had issued fewer collectives, well into a stall, than another one before.
+
+        In one stall, that may be chance: it is last by less than a usual step. None if it is not known, or of several.
+        """
+        beats, found = self._beats_in(across), set[int]()
+        for rank, own in beats.items():
+            for at, beat in own:
+                before = (
+                    {rank: beat, other: seen}
+                    for other, them in beats.items()
+                    for then, seen in them
+                    if other != rank and then <= at
+                )
+                if excess_ns * EARLY <= at <= excess_ns and any(self._behind(pair) == rank for pair in before):
+                    found.add(rank)
+        return found.pop() if len(found) == 1 else None
+
     def doing(self, across: StepAcrossRanks, ranks: Sequence[int], excess_ns: int) -> str:
         """Returns what ranks did in a stall: a phase, by their heartbeats. Empty if these are not of one mind."""
         beats, found = self._beats_in(across), set()

@@ -85,15 +85,24 @@ class Pauses:
 
     def incidents(self) -> list[Incident]:
         """Returns all that were found."""
-        found = self._found
-        for pause in self._fresh:
-            self._explain(pause)
-            found = with_pause(found, pause)
+        found = self._known()
         found = [pause for pause in found if pause.whole_cost_ns or not (pause.seen_ns or pause.unseen_ns)]
         for pause in found:
             pause.incident = pause.incident or _incident(pause)
         incidents = [(pause, pause.incident) for pause in found if pause.incident is not None]
         return [replace(one, open=True) if pause.is_due(self._step) else one for pause, one in incidents]
+
+    def waited(self) -> list[tuple[int, str]]:
+        """Returns how long ranks waited for one whose stalls seemed to be of all (ns), and what they seemed to do."""
+        of_one = [pause for pause in self._known() if pause.ranks]
+        return [(ns - ns // pause.ranks_in_run, phase) for pause in of_one for phase, ns in pause.shared.items()]
+
+    def _known(self) -> list[Pause]:
+        found = self._found
+        for pause in self._fresh:
+            self._explain(pause)
+            found = with_pause(found, pause)
+        return found
 
     def _add_marked(self, facts: StepFacts) -> None:
         """Adds what marks explain: of all ranks at once, or of the one that is waited for."""
@@ -123,6 +132,10 @@ class Pauses:
         pause = Pause(ranks, phase, step, ranks_in_run=len(facts.across), bare=not facts.across.counted)
         pause.add_step(step, excess, cost)
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
+        if not ranks:
+            pause.shared[phase or ("between" if facts.across.counted else "")] = cost
+            behind = None if phase == "data" else self._held_up.seen_behind(facts.across, excess)
+            pause.behind.update([] if behind is None else [behind])
         before = self._fresh[-1] if self._fresh else None
         if before is not None and before.ranks == ranks and step - before.until <= TOGETHER:
             before.merge(pause, again=False)

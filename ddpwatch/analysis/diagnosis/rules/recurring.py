@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,6 +14,7 @@ KEEP_STRUCK = 512  # newest, of a pause that recurs
 ALIKE = 4  # times as long, at most, are pauses that recur as one
 REGULAR_AFTER = 2  # distances, to call a pause regular
 LATE_AGAIN = 2  # times the longest distance so far: what has not come again by then is over
+FEWEST_BEHIND = 2  # stalls in which heartbeats show the same rank behind, and never another one
 VAGUE = frozenset({"", "between"})  # phases in which something else may have been that heartbeats missed
 
 
@@ -33,6 +34,8 @@ class Pause:
         unusual: Whether it is beyond the tail of the job's other steps.
         denied: Whether the machine did not let the job run for most of it.
         incident: Once somebody asked, until it strikes again.
+        behind: In how many stalls that seemed to be of all ranks heartbeats showed which one behind.
+        shared: What these stalls cost (ns), by what ranks seemed to do ("": not known, in a bare step).
     """
 
     ranks: tuple[int, ...]
@@ -55,6 +58,8 @@ class Pause:
     until: int = 0
     times: int = 0
     starts: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STRUCK))
+    behind: Counter[int] = field(default_factory=Counter)
+    shared: Counter[str] = field(default_factory=Counter)
 
     def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
         """Takes one step that it struck."""
@@ -79,6 +84,11 @@ class Pause:
     @property
     def whole_cost_ns(self) -> int:
         """In a bare step, a mark costs as much of its length as in watched ones."""
+        if self.ranks:  # it does not wait for itself, where it seemed to be one of all
+            return self._cost_ns() - self.shared.total() // self.ranks_in_run
+        return self._cost_ns()
+
+    def _cost_ns(self) -> int:
         if not self.seen_ns:
             return self.cost_ns + self.unseen_cost_ns
         return self.cost_ns * (self.seen_ns + self.unseen_ns) // self.seen_ns
@@ -101,18 +111,17 @@ class Pause:
     def is_again(self, other: Pause) -> bool:
         """Returns whether another one is this one again: as long, of the same ranks, for the same reason.
 
-        One of which only the length is known is, if it comes when this is due. Those that the machine is to blame for
-        need not be alike.
+        One of which it is not known whose it was is, if it comes when this is due. Those that the machine is to blame
+        for need not be alike.
         """
         if self.ranks == other.ranks and self.denied and other.denied:
             return True
-        if not self.is_like(other.longest_ns):
+        alike = self.phase == other.phase or not VAGUE.isdisjoint((self.phase, other.phase))
+        if not (alike and self.is_like(other.longest_ns)):
             return False
-        if not (other.ranks or other.phase):
-            return self.period is not None and (other.since - self.since) % self.period == 0
-        return self.ranks == other.ranks and (
-            self.phase == other.phase or not VAGUE.isdisjoint((self.phase, other.phase))
-        )
+        if self.ranks == other.ranks and (other.ranks or other.phase):
+            return True
+        return not (self.ranks and other.ranks) and _period([*self.starts, *other.starts]) is not None
 
     def is_due(self, step: int) -> bool:
         """Returns whether it recurs, and may come again: the time for that is not long over."""
@@ -125,6 +134,11 @@ class Pause:
     def period(self) -> int | None:
         """Every how many steps it comes, where that is regular."""
         return None if self.denied else _period(self.starts)
+
+    def _always_behind(self) -> tuple[int, ...]:
+        """Returns the rank that the others waited for, by what is known of its stalls together."""
+        enough = self.behind.total() >= max(FEWEST_BEHIND, self.times / 4)
+        return tuple(self.behind) if enough and len(self.behind) == 1 else ()
 
     @property
     def gain(self) -> float | None:
@@ -147,8 +161,9 @@ class Pause:
         self.longest_ns = max(self.longest_ns, other.longest_ns)
         self.excess_ns += other.excess_ns
         self.cost_ns += other.cost_ns
-        if self.ranks != other.ranks:  # it was taken for that of all ranks
-            self.cost_ns -= other.cost_ns // other.ranks_in_run
+        self.shared = self.shared + other.shared
+        self.behind = self.behind + other.behind + Counter(dict.fromkeys(other.ranks, FEWEST_BEHIND))
+        self.ranks = self.ranks or self._always_behind()
         self.span_ns = self.span_ns[0], other.span_ns[1]
         self.unusual = self.unusual or other.unusual
         self.denied = self.denied and other.denied
