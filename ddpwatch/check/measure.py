@@ -42,7 +42,7 @@ class RankCheck:
         rows, kind = (8192, torch.bfloat16) if is_gpu else (384, torch.float32)
         self._matrix = torch.ones(rows, rows, device=device, dtype=kind)
         self._copied = [torch.zeros((1 << 28) if is_gpu else (1 << 24), device=device) for _ in range(2)]
-        self._sent, self._got = (torch.zeros((16 if is_gpu else 1) << 20, device=device) for _ in range(2))
+        self._sent, self._got = (torch.zeros((1 << 24) if is_gpu else (1 << 18), device=device) for _ in range(2))
         self._block = os.urandom(DISK_BYTES)
         self._figures: dict[MeasureName, list[float | None]] = {
             name: [] for name in LIMITS if name != "link" and (name != "disk" or self._is_first_here)

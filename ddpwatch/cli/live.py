@@ -29,6 +29,7 @@ from ddpwatch.cli.shared import (
     alert_calls,
     endpoint_of,
     is_plain,
+    is_recording,
     no_baseline,
     print_json,
     resolve,
@@ -45,7 +46,20 @@ if TYPE_CHECKING:
     from ddpwatch.viewer.follow import ListRuns, Looker
 
 ENDED_HUNG = 124  # exit code of `run`, as of timeout(1)
-USES_RUN_DIRECTORY = {None, "_stdio", "attach", "explain", "history", "ls", "mcp", "metrics", "record", "run", "whatif"}
+USES_RUN_DIRECTORY = {
+    None,
+    "_stdio",
+    "attach",
+    "explain",
+    "history",
+    "ls",
+    "mcp",
+    "metrics",
+    "record",
+    "run",
+    "serve",
+    "whatif",
+}
 
 
 def _say_fallback() -> None:
@@ -296,6 +310,28 @@ def check(
     else:
         print(render_check(result))
     raise typer.Exit(bool(result.slow))
+
+
+@app.command()
+def serve(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN|FILE|DIR", help="A live run (default: the newest), or a recording."),
+    ] = None,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Listen there, on loopback.")] = 8000,
+) -> None:
+    """Serve the dashboard to browsers on this machine, at a secret address."""
+    from ddpwatch.serve import serve as serve_dashboards
+
+    if target is not None and is_recording(target):
+        from ddpwatch.recording.reader import Recording
+
+        path = Path(target).absolute()
+        Recording(path)  # a bad file fails here
+        serve_dashboards(["replay", str(path)], port)
+    else:
+        resolve(target)
+        serve_dashboards([] if target is None else ["attach", target], port)
 
 
 @app.command()

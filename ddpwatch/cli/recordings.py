@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpwatch.cli.options import Ascii, Baseline, File, Json, Plain, Ranks, Steps, Theme, app
-from ddpwatch.cli.shared import endpoint_of, is_plain, no_baseline, opened, print_json, print_note, resolve, say
+from ddpwatch.cli.shared import (
+    endpoint_of,
+    is_plain,
+    is_recording,
+    no_baseline,
+    opened,
+    print_json,
+    print_note,
+    resolve,
+    say,
+)
 from ddpwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -208,7 +218,7 @@ def whatif(
         cap, first_cap, hook, link, without_rank, world, accumulate, bucket_view, static_graph, no_input, free
     )
     changes, measured = question.changes(), None if wire is None else read_wire(wire)
-    if _is_file(source):
+    if is_recording(source):
         recorded, notes = recorded_in(Path(source))
         for note in notes:
             print_note(note)
@@ -245,7 +255,7 @@ def explain(
     """
     from ddpwatch.report.explained import explained_in, render_explanation
 
-    if target is not None and _is_file(target):
+    if target is not None and is_recording(target):
         if rank is not None or peer is not None or steps is not None:
             raise UsageError("--rank, --with and --steps are for live runs", "a recording has what was sampled then")
         found = explained_in(opened(Path(target)))
@@ -289,13 +299,6 @@ def export(
         say(line)
     for text in recording.left_out:
         print_note(text)
-
-
-def _is_file(target: str) -> bool:
-    """Returns whether a recording is meant, not a run."""
-    from ddpwatch.recording.names import is_path
-
-    return "://" not in target and (Path(target).exists() or is_path(target))
 
 
 def _print_lines(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,8 +55,20 @@ def opened(file: Path) -> Recording:
     return recording
 
 
+def is_recording(target: str) -> bool:
+    """Returns whether a recording is meant, not a run."""
+    from ddpwatch.recording.names import is_path
+
+    return "://" not in target and (Path(target).exists() or is_path(target))
+
+
 def is_plain(plain: bool) -> bool:
-    """Returns whether lines are printed. Keys come from stdin, and textual draws on stderr, wherever that leads."""
+    """Returns whether lines are printed. Keys come from stdin, and textual draws on stderr, wherever that leads.
+
+    Below ``ddpwatch serve``, both lead to a browser.
+    """
+    if not plain and "TEXTUAL_DRIVER" in os.environ:
+        return False
     if plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
     if is_redirected := not sys.stderr.isatty():

@@ -42,6 +42,7 @@ class Page:
     Attributes:
         requests: Addresses the page asked for.
         problems: What it complained about.
+        received: What has come over its web sockets, in binary frames.
     """
 
     def __init__(self, address: str, profile: Path) -> None:
@@ -59,6 +60,7 @@ class Page:
         self._deadline = time.monotonic() + PATIENCE_S
         self.requests: list[str] = []
         self.problems: list[str] = []
+        self.received = b""
         self._events: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -105,6 +107,15 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def press(self, key: str) -> None:
+        """A key that writes a character."""
+        self.call("Input.dispatchKeyEvent", type="char", text=key)
+
+    def until_received(self, *texts: bytes) -> None:
+        """Waits until one of them has come over a web socket."""
+        while not any(text in self.received for text in texts):
+            self._take(self._next())
+
     def screenshot(self) -> bytes:
         """A PNG of the window."""
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
@@ -114,6 +125,8 @@ class Page:
         self._events.append(method)
         if method == "Network.requestWillBeSent":
             self.requests.append(message["params"]["request"]["url"])
+        elif method == "Network.webSocketFrameReceived" and message["params"]["response"]["opcode"] == 2:
+            self.received += base64.b64decode(message["params"]["response"]["payloadData"])
         elif method in ("Runtime.exceptionThrown", "Log.entryAdded"):
             self.problems.append(json.dumps(message["params"]))
 
