@@ -86,6 +86,9 @@ class SyntheticSource:
         now = time.time_ns()
         return [(message, Envelope(self._seq, now, encode(message))) for message in batch]
 
+    def order_stacks(self, order: object) -> None:
+        """Does nothing: nothing is sampled."""
+
     def close(self) -> None:
         """Does nothing: there is no connection."""
 

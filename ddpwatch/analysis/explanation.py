@@ -14,11 +14,13 @@ from math import ceil, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from ddpwatch.analysis.diagnosis.incident import Incident, StackGroup
 from ddpwatch.analysis.diagnosis.incident_json import Figures
+from ddpwatch.analysis.diagnosis.words.wording import places_of
 from ddpwatch.common.statistics import student
 from ddpwatch.common.text import number, percent
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.wire.messages import Message, StackSamples
+from ddpwatch.wire.messages import StackSamples
 
 CONFIDENCE = 0.95  # that no line differs by chance alone
 WORTH = 0.02  # of the peer's step
@@ -78,7 +80,10 @@ class SampledRank(Figures, frozen=True):
 
 
 class Explanation(Figures, frozen=True):
-    """Why a rank is late; ``lines`` by what it spends more in them, without a peer by what it spends."""
+    """Why a rank is late; ``lines`` by what it spends more in them, without a peer by what it spends.
+
+    In a hang, nothing is sampled: ``stacks`` are where ranks stand still.
+    """
 
     rank: int
     peer: int | None
@@ -86,6 +91,7 @@ class Explanation(Figures, frozen=True):
     text: str
     ranks: Sequence[SampledRank]
     lines: Sequence[LineDifference]
+    stacks: Sequence[StackGroup] = ()
 
 
 class _Key(NamedTuple):
@@ -109,13 +115,17 @@ class Explanations:
 
     def __init__(self) -> None:
         self._orders: dict[int, dict[int, StackSamples]] = {}
+        self._explained: dict[int, Explanation | None] = {}  # as far as nothing has come since
 
-    def apply_message(self, message: Message) -> None:
-        """Takes a message; only samples matter, of steps and lines that they name."""
-        if isinstance(message, StackSamples) and _is_sound(message):
-            self._orders.setdefault(message.order, {})[message.rank] = message
+    def add_samples(self, samples: StackSamples) -> None:
+        """Takes a rank's samples, if their steps and lines are those that they name."""
+        if _is_sound(samples):
+            self._orders.setdefault(samples.order, {})[samples.rank] = samples
+            self._explained.pop(samples.order, None)
             if len(self._orders) > KEPT_ORDERS:
-                del self._orders[next(iter(self._orders))]
+                oldest = next(iter(self._orders))
+                del self._orders[oldest]
+                self._explained.pop(oldest, None)
 
     def answer(self, order: int) -> Mapping[int, StackSamples]:
         """Returns by rank what has come for an order."""
@@ -123,7 +133,10 @@ class Explanations:
 
     def all(self) -> list[Explanation]:
         """Returns the explanations, oldest first."""
-        return [found for answer in self._orders.values() if (found := explain(answer.values())) is not None]
+        for order, answer in self._orders.items():
+            if order not in self._explained:
+                self._explained[order] = explain(answer.values())
+        return [found for order in self._orders if (found := self._explained[order]) is not None]
 
 
 def explain(samples: Iterable[StackSamples]) -> Explanation | None:
@@ -144,6 +157,14 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     ranks = [_rank(own, step_ms), *([] if peer is None else [_rank(peer, peer_step_ms)])]
     text = _text(own, lines, ranks, len(slots))
     return Explanation(own.rank, None if peer is None else peer.rank, len(slots), text, ranks, lines)
+
+
+def explain_hang(hang: Incident) -> Explanation:
+    """Returns who holds up whom, and where."""
+    stacks = hang.evidence.stacks or ()
+    rank = next(iter([*hang.ranks, *(rank for group in stacks for rank in group.ranks)]), 0)
+    text = f"hang: {'; '.join([hang.message, *places_of(stacks, hang.ranks)])}"
+    return Explanation(rank, None, 0, text, (), (), stacks)
 
 
 def _more_ms(line: LineDifference) -> float:

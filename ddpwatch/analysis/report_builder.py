@@ -30,7 +30,6 @@ from ddpwatch.analysis.diagnosis.incident import end_of
 from ddpwatch.analysis.diagnosis.words.turned_off import Off, TurnedOff
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.estimate import Estimate
-from ddpwatch.analysis.explanation import Explanations
 from ddpwatch.analysis.figures import (
     CollectiveFigures,
     CostFigures,
@@ -56,7 +55,7 @@ from ddpwatch.common.units import NS_PER_MS, to_ms
 from ddpwatch.sampling.cost import CostMeter
 from ddpwatch.sampling.lease import FULL_PPM
 from ddpwatch.sampling.levels import ORDINARY
-from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, StackSamples, Status, Step, StepStatus, run_before
+from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step, StepStatus, run_before
 
 MOST_SAMPLED = 16_384  # steps of which percentiles are
 MOST_SAMPLED_OF_RANKS = 524_288  # steps times ranks
@@ -202,7 +201,6 @@ class ReportBuilder:
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
         self._off = TurnedOff()
-        self._explanations = Explanations()
         self._others = OtherCollectives()
         self._step_ns = Samples()
         self._means = MeanBuilder()
@@ -237,8 +235,6 @@ class ReportBuilder:
             self._cost.add_status(message)
         elif isinstance(message, Mark):
             self._off.apply_message(message)
-        elif isinstance(message, StackSamples):
-            self._explanations.apply_message(message)
         return completed
 
     @property
@@ -287,7 +283,7 @@ class ReportBuilder:
             lost=self._run.lost(),
             incidents=self._run.incidents(),
             verdict=self._verdict(found),
-            explained=self._explanations.all(),
+            explained=self._run.explanations.all(),
         )
 
     # -- collecting ------------------------------------------------------------------------------------------

@@ -15,12 +15,24 @@ from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, LostFigures, incident_row, lost_row
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict
 from ddpwatch.analysis.estimate import Estimate
+from ddpwatch.analysis.explanation import Explanations
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import KeptSteps, StepLimit
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
 from ddpwatch.analysis.window import Summary
-from ddpwatch.wire.messages import Beat, Bye, ClockExchange, Group, Hello, Layout, Message, Step, sends_no_more
+from ddpwatch.wire.messages import (
+    Beat,
+    Bye,
+    ClockExchange,
+    Group,
+    Hello,
+    Layout,
+    Message,
+    StackSamples,
+    Step,
+    sends_no_more,
+)
 
 if TYPE_CHECKING:
     from ddpwatch.wire.transport import Frame
@@ -47,6 +59,7 @@ class Run:
         layouts: By module, group and epoch.
         clocks: The ranks' clocks; of several, steps are on one time line where possible.
         newest: By rank, the number of its newest step among all ranks, which may count otherwise.
+        explanations: Why ranks are late, as far as somebody has asked.
     """
 
     def __init__(
@@ -56,6 +69,7 @@ class Run:
         self.layouts = Layouts(self.groups)
         self.clocks = ClockDomains()
         self.newest: dict[int, int] = {}
+        self.explanations = Explanations()
         self._diagnosis = Diagnosis(self.layouts, self.groups, source) if diagnosed else None
         self._matcher = StepMatcher(self.groups.members)
         self._selected = expected
@@ -89,6 +103,8 @@ class Run:
             self.layouts.apply_layout(message)
         elif isinstance(message, ClockExchange):
             self.clocks.exchange(message)
+        elif isinstance(message, StackSamples):
+            self.explanations.add_samples(message)
         elif isinstance(message, (Bye, Beat)) and message.rank is not None and sends_no_more(message):
             return self._add_steps(self._matcher.leave(message.rank))
         return []

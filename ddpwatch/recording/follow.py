@@ -105,6 +105,10 @@ class FollowSource:
                 self._sleep(POLL_S)
         return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
 
+    def order_stacks(self, order: object) -> None:
+        """Refuses: see `Source`."""
+        raise UsageError("a recording takes no orders", "ask the run that writes it: ddpwatch explain RUN, on its host")
+
     def close(self) -> None:
         for file in self._files:
             file.close()

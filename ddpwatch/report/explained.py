@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from ddpwatch.analysis.diagnosis.words.wording import call_lines
 from ddpwatch.analysis.explanation import Explanation, Explanations, SampledRank
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.tables import explanation_table
+from ddpwatch.wire.messages import StackSamples
 
+_MODULE, _FUNCTION = 1, 2  # columns
 _SAMPLED = ("", "samples", "in", "gap ms", "cost", "ran", "starved", "preempted", "disk pages")
 
 
@@ -19,7 +22,8 @@ def explained_in(recording: Recording) -> list[Explanation]:
     """
     found = Explanations()
     for message, _ in recording:
-        found.apply_message(message)
+        if isinstance(message, StackSamples):
+            found.add_samples(message)
     if not (explanations := found.all()):
         hint = "ddpwatch explain asks a live run for them; a recording of the same time has them, too"
         raise UsageError(f"{recording.path}: no stacks were sampled", hint)
@@ -28,12 +32,37 @@ def explained_in(recording: Recording) -> list[Explanation]:
 
 def render_explanation(found: Explanation) -> str:
     """Returns the explanation for a terminal: it fits on a screen."""
+    return "\n".join([clean(found.text), "", *tables_below(found)])
+
+
+def tables_below(found: Explanation, width: int | None = None) -> list[str]:
+    """Returns what is below the sentence: the lines of code, and what the machine did; of a hang, ranks' calls.
+
+    Names are cut so that no line is longer than ``width``.
+    """
+    if found.stacks:
+        calls = [clean(line) for line in call_lines(found.stacks)]
+        return [line if width is None or len(line) <= width else f"  …{line[3 - width :]}" for line in calls]
     shown = explanation_table(found)
-    rows = [[clean(cell) for cell in row] for row in shown.rows]
-    lines = [clean(found.text), "", *(table(shown.header, rows) if rows else []), ""]
-    return "\n".join(
-        [*lines, f"ms a step, in {found.steps} steps", "", *table(_SAMPLED, [*map(_sampled, found.ranks)])]
-    )
+    rows = [[clean(cell) for cell in row] for row in [shown.header, *shown.rows]]
+    if width is not None:
+        _cut_names(rows, width)
+    lines = [*table(rows[0], rows[1:]), ""] if shown.rows else []
+    return [*lines, f"ms a step, in {found.steps} steps", "", *table(_SAMPLED, [*map(_sampled, found.ranks)])]
+
+
+def _cut_names(rows: list[list[str]], width: int) -> None:
+    """Cuts names of modules from the start on, as their ends differ, and then those of functions before their place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    excess = sum(widths) + 2 * len(widths) - 2 - width
+    for column, least in ((_MODULE, 6), (_FUNCTION, 20)):
+        most = min(max(widths[column] - excess, least), widths[column])
+        excess -= widths[column] - most
+        for row in rows:
+            name, gap, place = row[column].partition(" (")
+            room = max(most - len(gap + place), 2)
+            if len(name) > room:
+                row[column] = f"…{name[1 - room :]}" if column == _MODULE else f"{name[: room - 1]}…{gap}{place}"
 
 
 def _sampled(rank: SampledRank) -> list[str]:

@@ -25,6 +25,7 @@ from ddpwatch.run.rundir import RunInfo
 from ddpwatch.run.state_folder import state_folder
 from ddpwatch.tui.bottom_bar import BAR_CSS, HEIGHTS, WIDTHS, BottomBar, bar_variables
 from ddpwatch.tui.controller import controller_for
+from ddpwatch.tui.explaining import Explaining
 from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplayFeed, ReplaySpec, open_feed
 from ddpwatch.tui.feed import events as posted
 from ddpwatch.tui.keys import COMMANDS, LIVE_ONLY, NAVIGATION, REPLAY_ONLY
@@ -33,7 +34,7 @@ from ddpwatch.tui.models.rank_filter import selecting
 from ddpwatch.tui.models.whole import WholeRecording
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.palette import SCHEMES
-from ddpwatch.tui.screens import MODAL_CSS, AskScreen, HelpScreen, RunPicker
+from ddpwatch.tui.screens import MODAL_CSS, AskScreen, ExplainScreen, HelpScreen, RunPicker
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.step_export import step_frames, write_step
@@ -86,6 +87,7 @@ class DashboardApp(App[int]):
         self.session.follow_slowest = self.settings.follow_slowest
         self.feed = open_feed(spec, partial(self.call_later, self.take_event))
         self.controller = controller_for(self.session, self.feed)
+        self.explaining = Explaining(self.session, self.feed.order_stacks, clock)
         self.views = Views(self.session, self.settings.timeline_seconds, self.show_step)
         self.view: RunView = next(view for view in self.views if view.id == self.settings.view)
         self.failure: Exception | None = None
@@ -182,6 +184,7 @@ class DashboardApp(App[int]):
     def _attached(self, event: posted.Attached) -> None:
         self._last_frames_s = self._clock()
         self.session.attach(event.name, event.ended_s)
+        self.explaining.withdraw()
         for view in self.views:
             view.forget()
         if event.several:
@@ -338,6 +341,15 @@ class DashboardApp(App[int]):
     def _choose_run(self, run: RunInfo | Path | None) -> None:
         if run is not None and isinstance(self.feed, LiveFeed):
             self.feed.choose(run)
+
+    def action_explain(self) -> None:
+        """Explains why a rank is late: the one in question, or what a recording says of some."""
+        try:
+            self.explaining.ask(self.view.rank_in_question)
+        except UsageError as error:
+            self.notify(f"{error.message}: {error.hint}")
+        else:
+            self.push_screen(ExplainScreen(self.explaining))
 
     def action_help(self) -> None:
         """Explains the keys and the view's figures."""

@@ -26,6 +26,7 @@ COMMANDS = (
     _listed("S", "slowest", "Slowest step", "slowest"),
     _listed("n", "finding(1)", "Next finding", "finding"),
     _listed("N", "finding(-1)", "Previous finding"),
+    _listed("x", "explain", "Explain why a rank is late"),
     _listed("slash", "filter", "Filter ranks", "filter"),
     _listed("a", "runs", "Choose another run", "runs"),
     _listed("g", "go_to", "Go to a step, or in a replay to a time"),

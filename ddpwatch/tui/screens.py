@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -14,6 +15,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ddpwatch.run.rundir import RunInfo, run_of
+from ddpwatch.tui.explaining import Explaining
 from ddpwatch.tui.text import shorten_name
 
 MODAL_CSS = """
@@ -22,6 +24,8 @@ MODAL_CSS = """
         width: 84; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $foreground;
     }
     #picker OptionList { height: auto; max-height: 12; }
+    #explain { width: auto; max-width: 100%; height: auto; max-height: 100%; padding: 0 1; border: round $foreground; }
+    #explain Static { width: auto; }
     AskScreen { align: left bottom; background: $background 0%; }
     #ask { height: auto; max-height: 4; border: round $foreground; }
     #ask Input { border: none; height: 1; padding: 0; }
@@ -35,7 +39,7 @@ HELP = """\
   /  f            filter, follow slowest a          another run
   y  P  E         copy, SVG, export     T  A       colours, ASCII
   + -  < >        replay speed, by 5 s  O  .       loop, to the end
-  :               all commands
+  :               all commands          x          why a rank is late
 """
 SIGNS = """\
 [b]Everywhere[/b]  times are means over the newest 50 steps, lateness and
@@ -58,6 +62,53 @@ class HelpScreen(ModalScreen[None]):
         """Yields one scrollable text."""
         with VerticalScroll(id="help"):
             yield Static(HELP + self._view + SIGNS)
+
+
+class ExplainScreen(ModalScreen[None]):
+    """Shows why a rank is late, once that is known."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,x,q,enter,space", "dismiss", "Close"),
+        Binding("left,h", "choose(-1)", "Older"),
+        Binding("right,l", "choose(1)", "Newer"),
+    ]
+
+    def __init__(self, explaining: Explaining) -> None:
+        super().__init__()
+        self._explaining = explaining
+        self._text = Static(markup=False)
+
+    def compose(self) -> ComposeResult:
+        """Yields one scrollable text."""
+        with VerticalScroll(id="explain") as box:
+            box.border_subtitle = "Esc closes"
+            yield self._text
+
+    def on_mount(self) -> None:
+        """Shows how far it has come, from now on."""
+        self.show()
+        self.set_interval(0.25, self.show)
+
+    def on_resize(self) -> None:
+        """Fits the text."""
+        self.show()
+
+    def on_unmount(self) -> None:
+        """Asks for nothing more."""
+        self._explaining.withdraw()
+
+    def action_choose(self, by: int) -> None:
+        """Shows a newer explanation, or an older one."""
+        self._explaining.choose(by)
+        self.show()
+
+    def show(self) -> None:
+        """Shows what is known by now."""
+        explaining, width = self._explaining, self.size.width - 4
+        waiting = explaining.under_way
+        text, tables = ([waiting], []) if waiting else explaining.lines(width)
+        self._text.update(Text("\n").join([Text("\n".join(text), "bold"), *map(Text, tables)]))
+        self.query_one("#explain").border_title = "" if waiting else explaining.place
 
 
 class AskScreen(ModalScreen[str | None]):

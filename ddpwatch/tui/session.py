@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.words.why_unwatched import NOT_KNOWN, Why
+from ddpwatch.analysis.explanation import Explanation
 from ddpwatch.tui.feed.events import BATCH
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.log import JobOutput, LogLine, RunLog
@@ -218,6 +219,11 @@ class ViewerSession:
         """The selected step, or else the newest; None if there is none, or there was none when a pause began."""
         live = self._selected is None and self._frozen is None
         return step_to_show(self.state) if live else self._selected
+
+    @property
+    def explanations(self) -> Sequence[Explanation]:
+        """Why ranks were late, as far as somebody has asked, oldest first; of a recording, all that it holds."""
+        return self.state.explanations.all() if self.whole is None else self.whole.explanations
 
     def ranks_of(self, step: StepAcrossRanks) -> list[int]:
         """Returns the ranks of a step that the filter selects."""

@@ -1,16 +1,18 @@
-"""``ddpwatch explain`` of a live run: which ranks to sample, and the way to their samples."""
+"""Why a rank of a live run is late: which ranks to sample, and what their samples show."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.turned_off import Off
-from ddpwatch.analysis.explanation import Explanation, Explanations, explain
+from ddpwatch.analysis.explanation import Explanation, explain, explain_hang
 from ddpwatch.common.text import spans
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.sampling.stack_order import MOST_STEPS, StackOrder
@@ -24,10 +26,63 @@ SAMPLED_STEPS = 10  # at least; the same
 ANSWER_S = 10.0  # beyond what the steps take twice
 
 
+@dataclass(frozen=True, slots=True)
+class StackRequest:
+    """What to sample of a run, and what of that has come.
+
+    Attributes:
+        order: The ranks and the steps.
+        step_s: How long a step takes.
+    """
+
+    order: StackOrder
+    step_s: float
+
+    @property
+    def text(self) -> str:
+        """What is under way."""
+        order = self.order
+        beside = "" if order.peer == order.rank else f" and rank {order.peer}"
+        return f"sampling rank {order.rank}{beside} for {order.steps} steps, some {order.steps * self.step_s:.0f} s"
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for the samples."""
+        return 2 * self.order.steps * self.step_s + ANSWER_S
+
+    def is_answered(self, state: RunState) -> bool:
+        """Returns whether no more samples will come: all are there, or some cannot come any more."""
+        has_all = state.explanations.answer(self.order.number).keys() >= {self.order.rank, self.order.peer}
+        return has_all or state.end is not None or self._off(state) is not None
+
+    def answer(self, state: RunState) -> Explanation:
+        """Returns what the samples show.
+
+        Raises:
+            DdpwatchError: None have come.
+        """
+        result = explain(state.explanations.answer(self.order.number).values())
+        if result is not None:
+            return result
+        if (off := self._off(state)) is not None:
+            raise DdpwatchError(off.message, "the job goes on")
+        if state.end is not None:
+            raise DdpwatchError("the run has ended before its steps were sampled", "give fewer --steps")
+        raise DdpwatchError(
+            f"rank {self.order.rank} has sent no samples",
+            "it does not go on, is watched by an older ddpwatch, or its node has no memory that processes share",
+        )
+
+    def _off(self, state: RunState) -> Off | None:
+        """Returns why a rank of the order takes no samples, if that is known."""
+        off = (off for off in state.off.found() if off.feature in (WATCHING, STACK_SAMPLES))
+        return next((each for each in off if {self.order.rank, self.order.peer} & set(each.ranks)), None)
+
+
 def explain_live(
     source: LiveSource, rank: int | None, peer: int | None, steps: int | None, say: Callable[[str], object]
 ) -> Explanation:
-    """Orders samples of a rank's stacks and of a peer's, and returns what they show.
+    """Orders samples of a rank's stacks and of a peer's, and returns what they show; in a hang, where ranks are.
 
     Args:
         source: A new one. Closed at the end.
@@ -40,26 +95,31 @@ def explain_live(
         UsageError: There is no such rank, or none is late.
         DdpwatchError: No samples have come.
     """
-    state, found = RunState(), Explanations()
+    state = RunState()
     try:
         for message, envelope in snapshot(source):
             state.apply_message(message, envelope.received_ns, envelope.frame)
-        order, step_s = _order(state, rank, peer, steps)
-        beside = "" if order.peer == order.rank else f" and rank {order.peer}"
-        say(f"sampling rank {order.rank}{beside} for {order.steps} steps, some {order.steps * step_s:.0f} s")
-        source.order_stacks(order)
-        for message, envelope in _frames(source, 2 * order.steps * step_s + ANSWER_S):
+        if (hang := hang_of(state.diagnosis.incidents())) is not None:
+            return explain_hang(hang)
+        request = request_of(state, rank, peer, steps)
+        say(request.text)
+        source.order_stacks(request.order)
+        for message, envelope in _frames(source, request.patience_s):
             state.apply_message(message, envelope.received_ns, envelope.frame)
-            found.apply_message(message)
-            if found.answer(order.number).keys() >= {order.rank, order.peer} or _has_ended(state, order):
+            if request.is_answered(state):
                 break
     finally:
         source.close()
-    return _answer(found, order, state)
+    return request.answer(state)
 
 
-def _order(state: RunState, rank: int | None, peer: int | None, steps: int | None) -> tuple[StackOrder, float]:
-    """Returns what to order, and what a step takes (s)."""
+def hang_of(incidents: Iterable[Incident]) -> Incident | None:
+    """Returns the hang that lasts, if one does: in it, no step can be sampled."""
+    return next((one for one in incidents if one.kind == "hang" and one.open), None)
+
+
+def request_of(state: RunState, rank: int | None, peer: int | None = None, steps: int | None = None) -> StackRequest:
+    """Returns what to ask of a run; the arguments and errors are those of `explain_live`."""
     if state.status is not None and state.status.whole:
         raise UsageError(
             "this host shows only its own ranks, and gives them no orders",
@@ -77,7 +137,8 @@ def _order(state: RunState, rank: int | None, peer: int | None, steps: int | Non
             raise UsageError(f"there is no rank {each} that is watched", f"there are {_named(_watched(state))}")
     step_s = _step_s(state, rank)
     wanted = steps or max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s))
-    return StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, min(wanted, MOST_STEPS)), step_s
+    order = StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, min(wanted, MOST_STEPS))
+    return StackRequest(order, step_s)
 
 
 def _late_ranks(state: RunState) -> list[int]:
@@ -118,28 +179,3 @@ def _frames(source: LiveSource, patience_s: float) -> Iterator[Frame]:
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline and not source.over:
         yield from source.read(0.2)
-
-
-def _has_ended(state: RunState, order: StackOrder) -> bool:
-    """Returns whether samples of some rank are not to come."""
-    return state.end is not None or _off(state, order) is not None
-
-
-def _off(state: RunState, order: StackOrder) -> Off | None:
-    """Returns why a rank of the order takes no samples, if that is known."""
-    off = (off for off in state.off.found() if off.feature in (WATCHING, STACK_SAMPLES))
-    return next((each for each in off if {order.rank, order.peer} & set(each.ranks)), None)
-
-
-def _answer(found: Explanations, order: StackOrder, state: RunState) -> Explanation:
-    result = explain(found.answer(order.number).values())
-    if result is not None:
-        return result
-    if (off := _off(state, order)) is not None:
-        raise DdpwatchError(off.message, "the job goes on")
-    if state.end is not None:
-        raise DdpwatchError("the run has ended before its steps were sampled", "give fewer --steps")
-    raise DdpwatchError(
-        f"rank {order.rank} has sent no samples",
-        "it does not go on, is watched by an older ddpwatch, or its node has no memory that processes share",
-    )

@@ -55,6 +55,14 @@ class Source(Protocol):
         """
         ...
 
+    def order_stacks(self, order: StackOrder | None) -> None:
+        """Asks for samples of stacks in place of those asked for before, None: for no more. They come as frames do.
+
+        Raises:
+            UsageError: Nothing can be asked there.
+        """
+        ...
+
     def close(self) -> None:
         """Closes sockets and files."""
         ...
@@ -130,6 +138,7 @@ class LiveSource:
                 raise
         for topic in transport.viewer_topics(self._token, budget_ppm):
             self._socket.subscribe(topic)
+        self._order: StackOrder | None = None
         self._synced = False
         self._held_back: deque[Envelope] = deque()
         self._held_bytes = 0
@@ -168,9 +177,12 @@ class LiveSource:
             self.over, self.trouble = self._socket.over, self._socket.trouble
         return frames
 
-    def order_stacks(self, order: StackOrder) -> None:
-        """Asks for samples of stacks, which come as any other frame; until this is closed."""
-        self._socket.subscribe(transport.STACKS + order.topic)
+    def order_stacks(self, order: StackOrder | None) -> None:
+        if self._order is not None:
+            self._socket.unsubscribe(transport.STACKS + self._order.topic)
+        if order is not None:
+            self._socket.subscribe(transport.STACKS + order.topic)
+        self._order = order
 
     def close(self) -> None:
         self._socket.close()

@@ -22,6 +22,7 @@ from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
+from ddpwatch.analysis.explanation import Explanations
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import KeptSteps
 from ddpwatch.analysis.layouts import Layouts
@@ -122,6 +123,7 @@ class RunState:
         diagnosis: What is wrong with the run, and where its time goes.
         clocks: The ranks' clocks; of several, the steps that all ranks have sent are on one time line where possible.
         layouts: By module, group and epoch.
+        explanations: Why ranks are late, as far as somebody has asked.
         off: What ddpwatch has stopped seeing.
         end: The collector's goodbye, once the run is over.
     """
@@ -145,6 +147,7 @@ class RunState:
     layouts: Layouts = field(init=False)
     clocks: ClockDomains = field(init=False)
     diagnosis: Diagnosis = field(init=False)
+    explanations: Explanations = field(init=False)
     _run: Run = field(init=False)
     _kept: KeptSteps = field(default_factory=KeptSteps)
     _ranks: dict[int, RankState] = field(default_factory=dict)
@@ -158,6 +161,7 @@ class RunState:
     def __post_init__(self) -> None:
         self._run = run = Run(kept=self._kept)
         self.groups, self.layouts, self.clocks, self.diagnosis = run.groups, run.layouts, run.clocks, run.diagnosis
+        self.explanations = run.explanations
 
     @property
     def steps(self) -> OrderedDict[int, StepAcrossRanks]:

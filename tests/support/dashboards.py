@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.run.rundir import RunInfo
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import AttachSpec, FrameList, ReplaySpec
 from ddpwatch.tui.settings import Settings
@@ -30,6 +31,7 @@ class FakeSource:
         self.trouble = ""
         self.notes: list[str] = []
         self.closed = False
+        self.ordered: list[StackOrder | None] = []
         self._passed_ns = 0
         self._batches: queue.SimpleQueue[list[Frame]] = queue.SimpleQueue()
 
@@ -49,6 +51,9 @@ class FakeSource:
             return self._batches.get(timeout=min(timeout_s, 0.02))
         except queue.Empty:
             return []
+
+    def order_stacks(self, order: StackOrder | None) -> None:
+        self.ordered.append(order)
 
     def close(self) -> None:
         self.closed = True

@@ -96,9 +96,9 @@ def ended() -> list[Frame]:
     return _scene(Job(_fleet(8, 260, 5, range(60, 120))))
 
 
-def hang(lasts_s: int = 75) -> list[Frame]:
+def hang(lasts_s: int = 75, world: int = 8) -> list[Frame]:
     """Rank 5 stands still in the forward of step 120, in the user's code; the others wait for it in their backward."""
-    job = Job(_fleet(8, 120))
+    job = Job(_fleet(world, 120))
     return _scene(job, _hang(job, 5, lasts_s))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpwatch.analysis.diagnosis.incident import Account, End, Evidence, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import Account, End, Evidence, Incident, LostTime, StackGroup
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.tui.models.incidents import Diagnosed, ListedIncident, incident_rows, strip, struck
@@ -26,10 +26,11 @@ EXPOSED = Incident("exposed_comm", "warning", "exposed", (), since_step=0, until
 PAUSE = Incident("pause", "warning", "paused", (0,), since_step=2, until_step=8, steps=2, struck=(2, 8), cost_ns=SECOND)
 EVERY = Incident("intermittent", "warning", "now and then", (3,), since_step=1, until_step=9, period=4)
 STACK = "/a/very/long/path/" + "x" * 90 + "/train.py:7 in train_step"
+STUCK = StackGroup([2], "train.py:7 in train_step", "", [STACK])
 HANG = Incident(
     "hang", "error", "rank 2 stuck", (2,), "forward", since_step=11, until_step=11, steps=1, open=True,
     device="CPU stolen",
-    evidence=Evidence(why="behind", stacks={2: [STACK]}, call_sites={2: "train.py:7 in train_step"}, late_ms=12.5),
+    evidence=Evidence(why="behind", stacks=[STUCK], call_sites={2: "train.py:7 in train_step"}, late_ms=12.5),
 )  # fmt: skip
 LOST = LostTime(
     rank_ns=100 * SECOND,

@@ -14,7 +14,7 @@ from ddpwatch.report.explained import explained_in, render_explanation
 from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
-from ddpwatch.viewer.explain import SAMPLED_S, _answer, _order
+from ddpwatch.viewer.explain import SAMPLED_S, request_of
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Bye, SampledLine, StackSamples
 from tests.support.runs import record, run_of
@@ -161,7 +161,7 @@ def test_orders_are_kept_apart_and_bounded() -> None:
     for order in range(1, 200):
         for each in a_pair()[:2]:
             each.order = order
-            gathered.apply_message(each)
+            gathered.add_samples(each)
     assert gathered.answer(199).keys() == {3, 0}
     assert not gathered.answer(1)
     assert len(gathered.all()) == 64
@@ -172,7 +172,7 @@ def test_orders_are_kept_apart_and_bounded() -> None:
 def test_samples_of_no_step_or_line_are_ignored(column: str, number: int) -> None:
     gathered, (wrong, _) = Explanations(), a_pair()
     getattr(wrong, column)[5] = number
-    gathered.apply_message(wrong)
+    gathered.add_samples(wrong)
     assert gathered.all() == []
 
 
@@ -192,11 +192,12 @@ def test_who_is_sampled_is_a_rank_that_is_named_late_or_given_and_one_that_is_no
         if not isinstance(message, Bye):
             state.apply_message(message, received_ns)
     with pytest.raises(UsageError, match="no rank is named late"):
-        _order(state, None, None, None)
+        request_of(state, None)
     with pytest.raises(UsageError, match="there is no rank 7 that is watched"):
-        _order(state, 7, None, None)
-    order, step_s = _order(state, 2, None, 40)
+        request_of(state, 7)
+    order = request_of(state, 2, steps=40).order
     assert (order.rank, order.peer, order.steps) == (2, 0, 40)
-    assert _order(state, 2, 1, None)[0].steps * step_s == pytest.approx(SAMPLED_S, abs=step_s)
+    request = request_of(state, 2, 1)
+    assert request.order.steps * request.step_s == pytest.approx(SAMPLED_S, abs=request.step_s)
     with pytest.raises(DdpwatchError, match="rank 2 has sent no samples"):
-        _answer(Explanations(), order, state)
+        request.answer(state)

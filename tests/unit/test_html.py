@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup
 from ddpwatch.analysis.diagnosis.incident_json import incident_row
 from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.recording.selection import Selection
@@ -113,7 +113,7 @@ def test_the_page_has_the_incidents_of_the_report(tmp_path: Path) -> None:
 
 def test_stacks_are_cleaned(tmp_path: Path) -> None:
     """A hang's evidence has tuples of calls, and ranks as keys."""
-    evidence = Evidence(stacks={1: (REORDERED,)}, call_sites={1: REORDERED})
+    evidence = Evidence(stacks=[StackGroup((1,), REORDERED, REORDERED, (REORDERED,))], call_sites={1: REORDERED})
     hang = incident_row(Incident("hang", "error", REORDERED, (1,), open=True, evidence=evidence))
     report = report_of(record(tmp_path / "run.mcap"))
     write_page(replace(report, incidents=[hang]), Drawn(), tmp_path / "report.html")

@@ -19,6 +19,7 @@ from ddpwatch.analysis.diagnosis.incident import (
     Evidence,
     Incident,
     LostTime,
+    StackGroup,
 )
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.evidence import ELSEWHERE, SENTENCES, evidence_sentences
@@ -29,6 +30,8 @@ from ddpwatch.wire.messages import Mark, Status
 from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
+
+STUCK = StackGroup([1], "f", "", ["f"])
 
 
 def places(source: str = "", **about: Any) -> JobPlaces:
@@ -61,12 +64,14 @@ def test_it_says_something_whatever_is_known(kind: Kind, known: bool, ranks: tup
         assert found.count("`") % 2 == 0
 
 
-def test_a_late_rank_s_stack_is_looked_at_where_it_runs() -> None:
+def test_a_late_rank_is_explained_while_it_lasts() -> None:
     late = Incident("straggler", "warning", "", (1,), "backward", open=True)
     where = places()
-    assert next_step(late, where) == "on node-a, `py-spy dump --pid 4712` shows what rank 1 does"
+    names = "`ddpwatch explain --rank 1` names the lines in which rank 1 spends more"
+    assert next_step(late, where) == names
+    assert on_screen(names) == "key x names the lines in which rank 1 spends more"
     over = Incident("straggler", "warning", "", (1,), "backward")
-    assert next_step(over, where).startswith("if it comes again, on node-a, `py-spy dump --pid 4712` shows")
+    assert next_step(over, where).endswith(f"if it comes again, {names}")
     where.add_bye(bye(1))
     assert "`" not in next_step(late, where)  # there is no such process any more
 
@@ -82,7 +87,7 @@ def test_a_late_rank_s_stack_is_looked_at_where_it_runs() -> None:
         (Incident("intermittent", "warning", "", (1,), "data", period=8), "persistent_workers=True"),
         (Incident("intermittent", "warning", "", (1,), "forward"), "group samples of similar length"),
         (Incident("hang", "error", "", (1,)), "`py-spy dump --pid 4712`"),
-        (Incident("hang", "error", "", (1,), evidence=Evidence(stacks={1: ["f"]})), "read the stacks"),
+        (Incident("hang", "error", "", (1,), evidence=Evidence(stacks=[STUCK])), "read the stacks"),
         (Incident("intermittent", "warning", "", (1,), "gc", period=8), "gc.freeze()"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("lost", "", None, 3, "", [], 0)})),
          "read the exit code of rank 1 in the launcher's output; after -9, on node-a, `dmesg -T`"),
@@ -149,7 +154,7 @@ def test_each_lost_account_has_a_next_step(account: Any) -> None:
 ALL = Evidence(
     host="node-a", late_ranks=[0, 1], late_ms=12.5, excess_ms=11.0, watched_steps=434, step_ms=230.0, group=[0, 1, 2],
     parts_ms={"backward": 7.0, "data": 4.0}, throughout=True,
-    why="behind", issued={0: 10, 1: 12}, call_sites={1: "train.py:7"}, stacks={1: ["f"]}, no_stack={0: "silent"},
+    why="behind", issued={0: 10, 1: 12}, call_sites={1: "train.py:7"}, stacks=[STUCK], no_stack={0: "silent"},
     longest_ms=2000.0, ranks=8, unwatched=True, beyond_tail=False, denied=True,
     ends={1: End("killed", "SIGKILL", 9, 199, "backward", [1], 0)}, hung=[2], steps=20, share_of_step=0.234,
     bucket_place="last", reductions=4, growth=0.15, longer=0.44, slower=1.7, busbw_gbps=[5.0, 3.0],

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from ddpwatch import open_recording
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.analysis.diagnosis.incident import Evidence
+from ddpwatch.analysis.diagnosis.incident import Evidence, StackGroup
 from ddpwatch.analysis.diagnosis.incident_json import AccountFigures, IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Finding, Report
@@ -145,10 +145,10 @@ def test_a_late_rank_is_the_incident_and_the_account(report: Report) -> None:
 
 
 def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: Report) -> None:
-    frames = ["/a/t.py:7 in f", "/a/t.py:90 in main"]
+    stuck = StackGroup([1], "t.py:7 in f", "", ["/a/t.py:7 in f", "/a/t.py:90 in main"])
     hang = row(
         "hang", "error", device="host a: 31 % of CPU time stolen",
-        evidence=Evidence(call_sites={1: "t.py:7 in f"}, stacks={1: frames}, no_stack={2: "it is silent"}),
+        evidence=Evidence(call_sites={1: "t.py:7 in f"}, stacks=[stuck], no_stack={2: "it is silent"}),
     )  # fmt: skip
     text = render_report(replace(report, incidents=[hang, row(period=4, since_step=5, until_step=5)])).splitlines()
     first = text.index("[error] hang: rank 1: hang · steps 3–9 · 1.50 process-seconds, 2.0 % of the run · over")

@@ -66,6 +66,22 @@ class DeniedTime(msgspec.Struct, frozen=True):
     denied_ms: float
 
 
+class StackGroup(msgspec.Struct, frozen=True):
+    """Ranks of a hang that are at the same place.
+
+    Attributes:
+        ranks: Ascending.
+        site: The innermost call in the user's code.
+        inner: The innermost function of all, if that is another; else empty.
+        frames: The calls, innermost first.
+    """
+
+    ranks: Sequence[int]
+    site: str
+    inner: str
+    frames: Sequence[str]
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Figures that an incident rests on, in the order of the JSON; None, and not there, what its kind does not rest on.
 
@@ -80,7 +96,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         why: Why ranks are blamed for a hang (`ddpwatch.analysis.diagnosis.hangs.blame.Why`), or ``mismatch``.
         issued: How many collectives ranks have issued.
         call_sites: Where in the user's code ranks are.
-        stacks: Their calls, innermost first; in ``no_stack`` why there are none.
+        stacks: Their calls, a group for ranks with the same; in ``no_stack`` why a rank has none.
         longest_ms: The longest pause.
         ranks: How many ranks the run has.
         unwatched: True if the pauses were in bare steps.
@@ -110,7 +126,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str | None = None
     issued: Mapping[int, int] | None = None
     call_sites: Mapping[int, str] | None = None
-    stacks: Mapping[int, Sequence[str]] | None = None
+    stacks: Sequence[StackGroup] | None = None
     no_stack: Mapping[int, str] | None = None
     longest_ms: float | None = None
     ranks: int | None = None

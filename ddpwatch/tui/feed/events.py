@@ -86,7 +86,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The replay cannot go to the position asked for."""
+    """The replay cannot go to the position asked for, or the run cannot do what was asked."""
 
     why: str
 

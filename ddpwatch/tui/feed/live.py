@@ -14,7 +14,8 @@ from ddpwatch.job.output_copy import OutputBuffer
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Note, Output, Over, Trouble, Waiting
+from ddpwatch.sampling.stack_order import StackOrder
+from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Missed, Note, Output, Over, Trouble, Waiting
 from ddpwatch.tui.feed.output_tail import OutputTail
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
 from ddpwatch.viewer.live_source import LiveSource, Source
@@ -59,10 +60,15 @@ class LiveFeed(ThreadFeed):
         self._follows_new = spec.run is None and spec.endpoint is None
         self._seen: set[str] = set()  # runs that existed when the feed attached to one: none of them is new
         self._shown = ""  # the live run that was read last
+        self._order: StackOrder | None = None
 
     def choose(self, run: RunInfo | Path) -> None:
         """Switches to another live run, or to the recording of an ended one."""
         self._chosen = run
+
+    def order_stacks(self, order: StackOrder | None) -> None:
+        """Asks the run for samples of stacks (see `Source.order_stacks`)."""
+        self._order = order
 
     def ended(self) -> list[Path]:
         """Returns recordings of ended runs, newest first."""
@@ -124,7 +130,7 @@ class LiveFeed(ThreadFeed):
             self._post(Note(f"{rundir.run_of(missing)} cannot be read: older recordings of ended runs are removed"))
 
     def _read(self, endpoint: str, name: str, run: RunInfo | None) -> None:
-        self._shown = name
+        self._shown, self._order = name, None
         several = self._follows_new and not self._seen and len(self._spec.list_runs()) > 1
         self._seen |= {name, *(other.run_id for other in self._spec.list_runs())}
         source = self._spec.open_source(endpoint)
@@ -139,7 +145,11 @@ class LiveFeed(ThreadFeed):
     def _read_until_end(self, source: Source, run: RunInfo | None) -> bool:
         """Posts frames until the run's goodbye (True), or until another is chosen or this one is gone (False)."""
         look_at, trouble = time.monotonic() + LIST_RUNS_S, ""
+        ordered: StackOrder | None = None
         while not self._stopped.is_set() and self._chosen is None:
+            if self._order is not ordered:
+                ordered = self._order
+                self._pass_on(ordered, source)
             frames = source.read(POLL_S, BATCH)
             self._post_frames(frames)
             self._post_output()
@@ -155,6 +165,13 @@ class LiveFeed(ThreadFeed):
                 if self._has_successor(run):
                     return False
         return False
+
+    def _pass_on(self, order: StackOrder | None, source: Source) -> None:
+        try:
+            source.order_stacks(order)
+        except UsageError as error:
+            if order is not None:
+                self._post(Missed(f"{error.message}: {error.hint}"))
 
     def _has_successor(self, run: RunInfo) -> bool:
         """Returns whether this run's collector vanished without a goodbye and another run has started."""

@@ -113,6 +113,9 @@ class ReplayFeed(ThreadFeed):
         """See the class."""
         return (self._end_ns - self._start_ns) / 1e9
 
+    def order_stacks(self, order: object) -> None:
+        """Does nothing: a recording has what was sampled then."""
+
     def _ask(self, seek: Seek) -> None:
         self._seeks.put(seek)
         self._woken.set()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.explanation import Explanation
 from ddpwatch.analysis.run import Run
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.steps import is_slow
@@ -27,11 +28,13 @@ class WholeRecording:
     Attributes:
         result: The diagnosis, once it is ready; until then, how far it has come.
         unusual: Steps that were aborted or slow.
+        explanations: Those that the recording holds, as far as it is read.
     """
 
     def __init__(self, frames: Callable[[], Iterable[Frame]], span_ns: Callable[[], tuple[int, int]]) -> None:
         self.result = Diagnosed(progress=0.0)
         self.unusual: deque[int] = deque(maxlen=10_000)
+        self.explanations: Sequence[Explanation] = ()
         self._frames, self._span_ns = frames, span_ns
         self._durations: deque[int] = deque(maxlen=64)
         self._stopped = threading.Event()
@@ -71,11 +74,13 @@ class WholeRecording:
             if time.monotonic() >= rest_at:
                 progress = (envelope.received_ns - first_ns) / max(last_ns - first_ns, 1)
                 self.result = Diagnosed(progress=round(progress, 2))
+                self.explanations = run.explanations.all()
                 if self._stopped.wait(REST_S):
                     return
                 rest_at = time.monotonic() + WORK_S
         for across in run.rest():
             self._note_unusual(across)
+        self.explanations = run.explanations.all()
         self.result = Diagnosed(tuple(run.diagnosis.incidents()), run.diagnosis.lost(), whole=True)
 
     def _note_unusual(self, across: StepAcrossRanks) -> None:

@@ -32,6 +32,7 @@ class RunView(PaintedView, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "app.help", "help"),
         Binding("q", "app.quit", "quit"),
+        Binding("x", "app.explain", "why"),
         Binding("down,j", "app.scroll(1)", "move", key_display="↑↓"),
         hidden("up,k", "app.scroll(-1)", "Up"),
     ]
@@ -53,6 +54,11 @@ class RunView(PaintedView, can_focus=True):
     def shows_before_run(self) -> bool:
         """Whether there is something to show before the first frame of a run."""
         return False
+
+    @property
+    def rank_in_question(self) -> int | None:
+        """The rank to explain; None for the late one."""
+        return self.session.rank
 
     @property
     def body_height(self) -> int:

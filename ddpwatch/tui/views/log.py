@@ -96,6 +96,14 @@ class LogView(RunView):
         entries = self.entries()
         return entries[self._index(entries)] if entries else None
 
+    @property
+    def rank_in_question(self) -> int | None:
+        """See `RunView.rank_in_question`."""
+        match self.current:
+            case ListedIncident(incident=Incident(ranks=(rank, *_))):
+                return rank
+        return super().rank_in_question
+
     def _index(self, entries: Sequence[Entry]) -> int:
         if self.selected is None:
             return 0 if self.list_shown == INCIDENTS else len(entries) - 1

@@ -101,6 +101,11 @@ class RanksView(RunView):
     def _cell(heat: HeatMap, width: int, height: int) -> tuple[int, int]:
         return cell_size(heat, width, height)
 
+    @property
+    def rank_in_question(self) -> int | None:
+        """See `RunView.rank_in_question`."""
+        return self.shown
+
     def _detail(self, rank: int, width: int, height: int) -> list[Row]:
         row = next((row for row in self.session.overview.ranks if row.rank == rank), None)
         if row is None:

@@ -1,4 +1,4 @@
-"""Three ranks that get stuck where the test wants them to, and until it wants them to go on.
+"""Ranks that get stuck where the test wants them to, and until it wants them to go on.
 
     stuck.py FOLDER [RECORDING]
 
@@ -101,7 +101,7 @@ def main() -> None:
     while not is_wanted("mismatch"):
         train(model, optimizer, 1)
     if dist.get_rank() == 1:
-        dist.all_gather([torch.zeros(3) for _ in range(3)], torch.ones(3))
+        dist.all_gather([torch.zeros(3) for _ in range(dist.get_world_size())], torch.ones(3))
     train(model, optimizer, 1)
 
 

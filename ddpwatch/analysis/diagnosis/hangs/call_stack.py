@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from ddpwatch.analysis.diagnosis.incident import StackGroup
 from ddpwatch.common.call_sites import is_library
 from ddpwatch.wire.messages import Stack
 
@@ -22,13 +24,24 @@ class CallStack:
         frames: ``file:line in function``, innermost first.
         site: The innermost frame that is neither torch's nor ddpwatch's nor the standard library's, with the file's
             name only; the innermost of all, if there is no such frame.
+        inner: The function of the innermost frame, if that is another.
         in_collective: Whether it waits inside a collective of ``torch.distributed``.
     """
 
     at_ns: int
     frames: tuple[str, ...]
     site: str
+    inner: str
     in_collective: bool
+
+
+def grouped(stacks: Iterable[tuple[int, CallStack]], blamed: Set[int]) -> list[StackGroup]:
+    """Groups ranks by equal stacks, apart from those that are to blame. These come first, then the largest groups."""
+    groups: dict[tuple[bool, tuple[str, ...]], tuple[CallStack, list[int]]] = {}
+    for rank, stack in stacks:
+        groups.setdefault((rank not in blamed, stack.frames), (stack, []))[1].append(rank)
+    found = sorted((waits, -len(ranks), sorted(ranks), stack) for (waits, _), (stack, ranks) in groups.items())
+    return [StackGroup(ranks, stack.site, stack.inner, stack.frames) for _, _, ranks, stack in found]
 
 
 def call_stack(stack: Stack) -> CallStack | None:
@@ -47,5 +60,6 @@ def call_stack(stack: Stack) -> CallStack | None:
         at_ns=stack.at_ns,
         frames=tuple(f"{file}:{line} in {function}" for file, line, function in found[:32]),
         site=f"{PurePath(own[0]).name}:{own[1]} in {own[2]}",
+        inner="" if own is found[0] else found[0][2],
         in_collective=_COLLECTIVE.search(found[0][0]) is not None,
     )

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife, blame, counts_of
-from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
+from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack, grouped
 from ddpwatch.analysis.diagnosis.hangs.sentences import death_message, hang_message, mismatch_message, past_hang_message
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, end_of
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup, end_of
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import SILENT_NS, STILL_NS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Node, Stack, Step
 
-SHOWN_STACKS = 8  # ranks, in an incident
+SHOWN_STACKS = 8  # groups, in an incident, and ranks without a stack
 CHECK_NS = 250_000_000  # between two looks at all ranks
 GAP_NS = 2_000_000_000  # without any frame: the collector, or the machine, was stopped
 SETTLE_NS = 60_000_000_000  # after a hang's end, for the steps in which ranks waited
@@ -364,16 +364,16 @@ class RankLiveness:
             return ""
         return mismatch_message(sites, [self._lives[rank] for rank in sites])
 
-    def _stacks(self, blamed: Blame) -> tuple[dict[int, list[str]], dict[int, str]]:
-        """Returns the stacks of those who are to blame and of a few others, and why there is none."""
+    def _stacks(self, blamed: Blame) -> tuple[list[StackGroup], dict[int, str]]:
+        """Returns which ranks have the same stack, and why there is none."""
         ranks = (*blamed.ranks, *blamed.waiting)
-        stacks = {rank: list(stack.frames) for rank, stack in self._fresh(ranks[:SHOWN_STACKS])}
+        stacks = dict(self._fresh(ranks))
         silent = {
             rank: "it sends nothing: stopped, or in C code that holds the GIL"
             for rank in ranks[:SHOWN_STACKS]
             if rank not in stacks and self._lives[rank].silent_ns(self._now_ns)
         }
-        return stacks, silent
+        return grouped(stacks.items(), set(blamed.ranks))[:SHOWN_STACKS], silent
 
     def _fresh(self, ranks: Iterable[int]) -> Iterator[tuple[int, CallStack]]:
         """Yields the stacks that ranks have taken since they have been standing still."""

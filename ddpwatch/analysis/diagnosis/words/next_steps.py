@@ -18,6 +18,8 @@ from ddpwatch.wire.messages import Bye, Hello, Mark
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
 ON_SCREEN = "press 8 (what-if)"
+_EXPLAIN = re.compile(r"`ddpwatch explain[^`]*`")
+EXPLAIN_ON_SCREEN = "key x"
 IN_LOG = "press 7 (log): "
 _LOGGED = ("read the stacks", "see its incidents")
 _PREDICTS = "predicts what would help: other bucket sizes, comm hooks, links"
@@ -132,6 +134,14 @@ class JobPlaces:
         shows = f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does"
         return shows if lasts else f"if it comes again, {shows}"
 
+    def lines_of(self, rank: int, lasts: bool) -> str:
+        """Returns how to see in which lines a late rank spends more time: now, or once it is late again."""
+        names = f"names the lines in which rank {rank} spends more"
+        if rank not in self._hellos or rank in self._ended:
+            return f"next time, ddpwatch explain {names} while it lasts"
+        command = f"`ddpwatch explain --rank {rank}` {names}"
+        return command if lasts else f"if it comes again, {command}"
+
 
 # -- by kind -------------------------------------------------------------------------------------------------
 
@@ -148,8 +158,8 @@ def _late(incident: Incident, places: JobPlaces) -> str:
         return "find the phase that grows: record the run, and compare its first steps with its last (report --steps)"
     irregular = incident.kind == "intermittent" and incident.period is None
     if irregular and incident.phase in ("forward", "backward", ""):
-        return f"if batches differ in length, {_LENGTHS}; else {places.stack_of(incident.ranks[0], incident.open)}"
-    return places.stack_of(incident.ranks[0], incident.open)
+        return f"if batches differ in length, {_LENGTHS}; else {places.lines_of(incident.ranks[0], incident.open)}"
+    return places.lines_of(incident.ranks[0], incident.open)
 
 
 def _device(incident: Incident, places: JobPlaces) -> str:
@@ -275,6 +285,6 @@ def next_step_for(lost: LostTime, places: JobPlaces) -> str:
 
 
 def on_screen(text: str) -> str:
-    """Returns a next step for the dashboard, which has views for what-if, and for incidents with their stacks."""
-    text = _WHAT_IF.sub(ON_SCREEN, text)
+    """Returns a next step for the dashboard, which has keys for commands, and a view of incidents with their stacks."""
+    text = _EXPLAIN.sub(EXPLAIN_ON_SCREEN, _WHAT_IF.sub(ON_SCREEN, text))
     return IN_LOG + text if text.startswith(_LOGGED) else text

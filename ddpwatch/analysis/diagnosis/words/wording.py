@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup
 from ddpwatch.common.text import UNKNOWN, in_ms, spans
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED
@@ -90,21 +90,42 @@ def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
 
 
 def stack_lines(blamed: Collection[int], evidence: Evidence) -> list[str]:
-    """Returns where the ranks of a hang are: the call sites, then the innermost calls of each rank.
+    """Returns where the ranks of a hang are: a line for those at the same place, then their innermost calls.
 
     Args:
         blamed: The incident's ranks.
         evidence: Its evidence.
     """
-    lines = [f"rank {rank} {_role(rank, blamed)} {site}" for rank, site in (evidence.call_sites or {}).items()]
-    for rank, frames in (evidence.stacks or {}).items():
-        lines.append(f"rank {rank}, innermost call first:")
-        lines += [f"  {frame}" for frame in frames[:_STACK_FRAMES]]
-        lines += [f"  … {len(frames) - _STACK_FRAMES} more"] if len(frames) > _STACK_FRAMES else []
-    return lines + [f"rank {rank}: no stack, {why}" for rank, why in (evidence.no_stack or {}).items()]
+    groups = evidence.stacks or ()
+    silent = [f"rank {rank}: no stack, {why}" for rank, why in (evidence.no_stack or {}).items()]
+    return [*places_of(groups, blamed), *call_lines(groups), *silent]
 
 
-def _role(rank: int, blamed: Collection[int]) -> str:
+def call_lines(groups: Iterable[StackGroup]) -> list[str]:
+    """Returns the innermost calls of each group."""
+    lines: list[str] = []
+    for group in groups:
+        lines.append(f"{ranks_named(group.ranks)}, innermost call first:")
+        lines += [f"  {frame}" for frame in group.frames[:_STACK_FRAMES]]
+        left_out = len(group.frames) - _STACK_FRAMES
+        lines += [f"  … {left_out} more"] if left_out > 0 else []
+    return lines
+
+
+def places_of(groups: Iterable[StackGroup], blamed: Collection[int]) -> list[str]:
+    """Returns where each group is: ``15 ranks (0–4, 6–15) wait at main.py:210 in train (all_reduce)``."""
+    found = []
+    for group in groups:
+        ranks, inner = group.ranks, f" ({group.inner})" if group.inner else ""
+        many = f"{len(ranks)} ranks ({spans(ranks, _MOST_NAMED, ', ')})"
+        found.append(f"{many if len(ranks) > 3 else ranks_named(ranks)} {_role(ranks, blamed)} {group.site}{inner}")
+    return found
+
+
+def _role(ranks: Sequence[int], blamed: Collection[int]) -> str:
+    one = len(ranks) == 1
     if not blamed:
-        return "is at"
-    return "holds up the others at" if rank in blamed else "waits at"
+        return "is at" if one else "are at"
+    if set(blamed).isdisjoint(ranks):
+        return "waits at" if one else "wait at"
+    return f"hold{'s' if one else ''} up the others at"

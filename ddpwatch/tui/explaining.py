@@ -1,0 +1,108 @@
+"""What the dashboard asks a run to explain, and the explanation that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddpwatch.analysis.explanation import Explanation, explain_hang
+from ddpwatch.common.text import clean
+from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.report.explained import tables_below
+from ddpwatch.sampling.stack_order import StackOrder
+from ddpwatch.tui.session import ViewerSession
+from ddpwatch.tui.text import wrap
+from ddpwatch.viewer.explain import StackRequest, hang_of, request_of
+
+MOST_LINES = 6  # of the sentence
+
+
+class Explaining:
+    """Asks one thing at a time; among the explanations, the newest is shown unless another is chosen.
+
+    Args:
+        session: The run.
+        order_stacks: Passes an order on to the run; None withdraws it.
+        clock: A monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, session: ViewerSession, order_stacks: Callable[[StackOrder | None], object], clock: Callable[[], float]
+    ) -> None:
+        self._session = session
+        self._order_stacks = order_stacks
+        self._clock = clock
+        self._request: StackRequest | None = None
+        self._asked_s = 0.0
+        self._back = 0  # from the newest
+        self._failure = ""
+
+    def ask(self, rank: int | None) -> None:
+        """Asks a live run why a rank is late; None: the late one. Of others, there is what was asked then.
+
+        In a hang, there is nothing to ask: ranks have said where they are.
+
+        Raises:
+            UsageError: There is nothing to ask, and nothing was asked before.
+        """
+        self.withdraw()
+        self._back = 0
+        if hang_of(self._session.overview.diagnosed.incidents) is not None:
+            return
+        try:
+            self._request = self._request_of(rank)
+        except UsageError:
+            if not self._found:
+                raise
+        else:
+            self._asked_s = self._clock()
+            self._order_stacks(self._request.order)
+
+    def _request_of(self, rank: int | None) -> StackRequest:
+        session = self._session
+        if session.replay or session.over or session.state.end is not None:
+            raise UsageError("no stacks were sampled", "that is possible while a run is live")
+        return request_of(session.state, rank)
+
+    def withdraw(self) -> None:
+        """Asks for nothing more."""
+        if self._request is not None:
+            self._order_stacks(None)
+        self._request, self._failure = None, ""
+
+    def choose(self, by: int) -> None:
+        """Chooses a newer explanation, or an older one."""
+        self._back = min(max(self._back - by, 0), max(len(self._found) - 1, 0))
+
+    @property
+    def under_way(self) -> str:
+        """What was asked, and for how long that has been; empty once it is answered, or cannot be."""
+        if self._request is None:
+            return self._failure
+        waited_s = self._clock() - self._asked_s
+        if not self._request.is_answered(self._session.state) and waited_s < self._request.patience_s:
+            return f"{self._request.text}: {waited_s:.0f} s so far"
+        request = self._request
+        self.withdraw()
+        try:
+            request.answer(self._session.state)
+        except DdpwatchError as error:
+            self._failure = f"{error.message}: {error.hint}"
+        return self._failure
+
+    def lines(self, width: int) -> tuple[list[str], list[str]]:
+        """Returns the explanation chosen: the sentence, and what is below it, fitted to that width."""
+        shown = self._found[-1 - self._back]
+        tables = tables_below(shown, width)
+        return wrap(clean(shown.text), max(map(len, tables)), MOST_LINES), ["", *tables]
+
+    @property
+    def place(self) -> str:
+        """Which of several it is; empty if it is the only one."""
+        several = len(self._found)
+        return f"← {several - self._back} of {several} →" if several > 1 else ""
+
+    @property
+    def _found(self) -> list[Explanation]:
+        """What is known, oldest first; a hang that lasts is the newest."""
+        hang = hang_of(self._session.overview.diagnosed.incidents)
+        return [*self._session.explanations, *([] if hang is None else [explain_hang(hang)])]

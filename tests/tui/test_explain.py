@@ -1,0 +1,99 @@
+"""The key that explains why a rank is late: what it asks the run, and the screen with the answer."""
+
+import pytest
+
+from ddpwatch.tui.screens import ExplainScreen
+from tests.support.dashboards import Clock, app_on, body, replay_app, until, watching
+from tests.support.frames import bye, run
+from tests.support.sampled import a_pair
+from tests.support.scenes import hang
+
+SAID = "rank 1 spends 60.4 ms more a step in augment() (data.py:88), in the forward of blocks.2"
+
+
+def shown(app):
+    """The lines on the screen in front; none if that is not the one meant."""
+    return str(app.screen.query_one("#explain Static").render()).splitlines() if has_screen(app) else []
+
+
+def has_screen(app):
+    return isinstance(app.screen, ExplainScreen)
+
+
+def answered(order):
+    """What the ranks of the order would send."""
+    pair = a_pair(order=order.number)
+    for samples, rank in zip(pair, (order.rank, order.peer), strict=True):
+        samples.rank, samples.order, samples.explained, samples.peer = rank, order.number, order.rank, order.peer
+    return pair
+
+
+@pytest.mark.parametrize(("size", "keys"), [((80, 24), "x"), ((200, 50), "4x"), ((80, 24), "7x")])
+async def test_the_late_rank_is_sampled_and_explained(size, keys):
+    app = app_on(clock=(clock := Clock()))
+    async with app.run_test(size=size) as pilot:
+        await watching(pilot, run(60, late_rank=1))
+        await pilot.press(*keys)
+        assert shown(app) == ["sampling rank 1 and rank 0 for 22 steps, some 3 s: 0 s so far"]
+        ordered = app.jobs.sources["run-1"].ordered
+        await until(pilot, lambda: ordered)
+        assert (ordered[0].rank, ordered[0].peer) == (1, 0)
+        clock.now += 2
+        await until(pilot, lambda: "2 s so far" in shown(app)[0])
+        await watching(pilot, answered(ordered[0]))
+        await until(pilot, lambda: "spends" in shown(app)[0])
+        text = shown(app)
+        assert SAID in " ".join(text)
+        assert "yes" in next(line for line in text if "augment" in line and "60.4 ±" in line)
+        assert max(map(len, text)) <= size[0] - 4
+        assert len(text) <= size[1] - 2
+        await until(pilot, lambda: ordered[1:] == [None])
+        await pilot.press("escape")
+        assert not has_screen(app)
+
+
+async def test_what_was_asked_is_shown_again_once_the_run_is_over():
+    app = app_on()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await watching(pilot, run(30))
+        await pilot.press("x")
+        assert not has_screen(app)  # no rank is late
+        await watching(pilot, [*a_pair(order=4), *a_pair(order=5), bye(0), bye(1), bye()])
+        await pilot.press("x")
+        assert "rank 3 spends" in shown(app)[0]
+        await pilot.press("left", "left", "right")
+        assert app.screen.query_one("#explain").border_title == "← 2 of 2 →"
+
+
+async def test_a_recording_shows_what_it_holds():
+    app = replay_app([*run(20), *a_pair()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.session.whole.ready)
+        await pilot.press("x")
+        assert "rank 3 spends" in shown(app)[0]
+
+
+@pytest.mark.parametrize("key", ["x", "7"])
+async def test_ranks_that_hang_are_grouped_by_their_stacks(key):
+    """64 of them are on one screen, with the calls of each group."""
+    app = app_on()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.jobs.sources["run-1"].put_frames(frames := hang(world=64))
+        await until(pilot, lambda: app.session.state.frames == len(frames))
+        await pilot.press(key)
+        lines = shown(app) or body(app).splitlines()
+        text = " ".join(" ".join(lines).split())
+        assert "rank 5 holds up the others at tokens.py:87 in read_shard" in text
+        assert "63 ranks (0–4, 6–63) wait at train.py:115 in train_step (_engine_run_backward)" in text
+        assert "ranks 0–4, 6–63, innermost call first:" in text
+        assert max(map(len, lines)) <= 80 - 4 * (key == "x")
+        assert len(lines) <= 22
+
+
+async def test_without_an_answer_it_says_why():
+    app = app_on(clock=(clock := Clock()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await watching(pilot, run(60, late_rank=1))
+        await pilot.press("x")
+        clock.now += 100
+        await until(pilot, lambda: shown(app)[0].startswith("rank 1 has sent no samples: "))
