@@ -1,10 +1,11 @@
-"""What the scheduler denied each rank: how long its threads waited for a core. Linux only, from /proc."""
+"""What the scheduler denied each rank, and what its DataLoader's workers did. Linux only, from /proc."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ddpwatch.wire.messages import RankSample
 
 MOST_THREADS = 64  # of a rank
 MOST_READS = 400  # of threads, in one turn over all ranks: 12 µs each, or half a percent of a core
+MOST_WORKERS = 64  # of a rank
+_WORKER = b"pt_data_worker"  # how torch names them
 
 
 @dataclass(slots=True)
@@ -25,6 +28,7 @@ class _Seen:
     threads: dict[str, tuple[int, int]]
     preempted: int | None
     autograd: dict[str, bool] = field(default_factory=dict)
+    workers: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # ns run and waited, and bytes read
 
 
 class RankSampler:
@@ -37,6 +41,7 @@ class RankSampler:
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = str(proc)
         self._seen: dict[int, _Seen] = {}
+        self._children = Children(self._proc)
 
     def sample(self, pids: Mapping[int, int]) -> list[RankSample]:
         """Returns a sample of every rank that was there the last time, too.
@@ -46,6 +51,7 @@ class RankSampler:
         """
         self._seen = {rank: seen for rank, seen in self._seen.items() if pids.get(rank) == seen.pid}
         most = min(MOST_THREADS, max(MOST_READS // max(len(pids), 1), 1))
+        self._children.look(pids.values())
         samples = (self._sample(rank, pid, most) for rank, pid in pids.items())
         return [sample for sample in samples if sample is not None]
 
@@ -60,7 +66,8 @@ class RankSampler:
         if not known:
             return None
         now_ns, preempted = time.monotonic_ns(), status.get(b"nonvoluntary_ctxt_switches")
-        self._seen[rank] = _Seen(pid, now_ns, known, preempted, autograd)
+        workers = dict(self._workers(pid))
+        self._seen[rank] = _Seen(pid, now_ns, known, preempted, autograd, workers)
         if before is None or now_ns <= before.at_ns:
             return None
         run_ns, wait_ns = _busiest(before.threads, known)
@@ -73,7 +80,54 @@ class RankSampler:
             wait_ns=wait_ns,
             preempted=None if preempted is None or before.preempted is None else max(preempted - before.preempted, 0),
             swapped_bytes=None if swapped is None else 1024 * swapped,
+            **_worked(before.workers, workers),
         )
+
+    def _workers(self, pid: int) -> Iterator[tuple[str, tuple[int, int, int]]]:
+        """Yields the rank's DataLoader workers, and what each has done so far."""
+        for child in self._children.of(pid)[:MOST_WORKERS]:
+            if read_counters(f"{self._proc}/{child}/comm").strip() == _WORKER:
+                times = _times(f"{self._proc}/{child}/schedstat")
+                read = _numbers(read_counters(f"{self._proc}/{child}/io")).get(b"read_bytes", 0)
+                if times is not None:
+                    yield child, (*times, read)
+
+
+class Children:
+    """Knows which processes are whose children. Each process is read once: only its parent's end changes that.
+
+    Args:
+        proc: Where the kernel shows processes.
+    """
+
+    def __init__(self, proc: str) -> None:
+        self._proc = proc
+        self._parents: dict[str, int] = {}
+
+    def look(self, parents: Iterable[int]) -> None:
+        """Takes the processes that have started since; where there are no parents, nothing is read."""
+        if not any(parents):
+            return
+        with contextlib.suppress(OSError), os.scandir(self._proc) as entries:
+            now = {entry.name for entry in entries if entry.name.isdigit()}
+            for pid in self._parents.keys() - now:
+                del self._parents[pid]
+            for pid in now - self._parents.keys():
+                fields = read_counters(f"{self._proc}/{pid}/stat").rpartition(b")")[2].split()  # state parent …
+                self._parents[pid] = int(fields[1]) if len(fields) > 1 else 0
+
+    def of(self, pid: int) -> list[str]:
+        """Returns a process's children."""
+        return [child for child, parent in self._parents.items() if parent == pid]
+
+
+def _worked(before: Mapping[str, tuple[int, int, int]], now: Mapping[str, tuple[int, int, int]]) -> dict[str, int]:
+    """Returns what the workers that were there before have done since, together."""
+    new = [tuple(b - a for a, b in zip(before[pid], now[pid], strict=True)) for pid in now if pid in before]
+    if not new:
+        return {}
+    run, wait, read = (max(sum(column), 0) for column in zip(*new, strict=True))
+    return {"workers": len(new), "workers_run_ns": run, "workers_wait_ns": wait, "workers_read_bytes": read}
 
 
 def _chosen(folder: str, pid: int, most: int, autograd: dict[str, bool]) -> Sequence[str]:

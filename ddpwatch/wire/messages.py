@@ -504,6 +504,9 @@ class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=Tr
     ``run_ns`` is how long a thread of the rank ran, ``wait_ns`` how long it was ready to run and waited for a core: of
     the thread that wanted to run longest. ``preempted`` counts how often the main thread had to give up its core,
     ``swapped_bytes`` is how much of the rank's memory is swapped out. Of ranks that the collector can see, on Linux.
+
+    ``workers`` is how many DataLoader workers the rank has: together they ran ``workers_run_ns``, were ready to run for
+    ``workers_wait_ns`` more, and read ``workers_read_bytes`` from disks; None without any.
     """
 
     rank: Rank
@@ -513,6 +516,10 @@ class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=Tr
     wait_ns: Count | None = None
     preempted: Count | None = None
     swapped_bytes: Count | None = None
+    workers: Count | None = None
+    workers_run_ns: Count | None = None
+    workers_wait_ns: Count | None = None
+    workers_read_bytes: Count | None = None
 
 
 class NodeStep(msgspec.Struct, tag="node_step", tag_field="type", kw_only=True, omit_defaults=True):

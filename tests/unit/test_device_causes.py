@@ -97,6 +97,30 @@ def test_a_rank_that_sleeps_less_than_its_peers_is_not_starved_more() -> None:
     assert text(causes) == ""
 
 
+@pytest.mark.parametrize(
+    ("run", "wait", "expected"),
+    [
+        (0.97, 0.01, "the DataLoader's workers are busy: they run 97 % of the time"),
+        (0.5, 0.4, "the DataLoader's workers are CPU starved: wait 44 % of the time for a core"),
+        (0.08, 0.0, "the DataLoader's workers wait for what they read: they run 8 % of the time, and read 5.7 MiB/s"),
+        (0.7, 0.01, ""),
+    ],
+)
+def test_what_limits_the_workers_of_a_data_loader(run: float, wait: float, expected: str) -> None:
+    causes = DeviceCauses()
+    for rank in range(2):
+        causes.placement.add_hello(hello(rank))
+        for second in range(1, FAULT[1] + 1):
+            figures = {"workers_run_ns": int(2 * run * SECOND), "workers_wait_ns": int(2 * wait * SECOND)}
+            read = {"workers": 2, "workers_read_bytes": 3_000_000 * (1 + rank)}
+            causes.add_rank_sample(RankSample(rank=rank, at_ns=second * SECOND, span_ns=SECOND, **figures, **read))
+    for rank in (None, 1):
+        cause = causes.workers(rank, FAULT[0] * SECOND, FAULT[1] * SECOND)
+        assert ("" if cause is None else cause.text).startswith(expected.replace("5.7", "5.7" if rank else "4.3"))
+        assert (cause is None) == (not expected)
+    assert DeviceCauses().workers(None, 0, SECOND) is None
+
+
 def test_a_rank_alone_is_compared_with_itself() -> None:
     assert text(starved([0.38])).startswith("CPU starved")
     assert text(starved([0.38], before=0.38)) == ""

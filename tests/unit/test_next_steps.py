@@ -84,6 +84,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
          "on node-a, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"),
         (Incident("slow_device", "info", "", evidence=starved("cpu_pressure")), "`ps -eo pid,pcpu,comm --sort=-pcpu`"),
         (Incident("slow_input", "warning", "", phase="data"), "num_workers"),
+        (Incident("slow_input", "warning", "", phase="data", evidence=starved("workers_read")), "on a faster disk"),
+        (Incident("straggler", "warning", "", (1,), "data", evidence=starved("workers_run")), "let a sample cost less"),
         (Incident("intermittent", "warning", "", (1,), "data", period=8), "persistent_workers=True"),
         (Incident("intermittent", "warning", "", (1,), "forward"), "group samples of similar length"),
         (Incident("hang", "error", "", (1,)), "`py-spy dump --pid 4712`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -398,6 +399,36 @@ def test_a_sample_of_a_rank_is_no_sign_of_its_life() -> None:
     state.apply_message(sample, 60 * SECOND)
     assert state.ranks[0].sample == sample
     assert state.status_of(0) is RankStatus.SILENT
+
+
+def worker(root: Path, pid: int, parent: int, times: str, read: int, name: str = "pt_data_worker") -> None:
+    files = {
+        "stat": f"{pid} (a) b) S {parent} 1 1",
+        "comm": f"{name}\n",
+        "schedstat": times,
+        "io": f"read_bytes: {read}\n",
+    }
+    write(root / str(pid), files)
+
+
+def test_what_a_ranks_data_loader_workers_do(tmp_path: Path) -> None:
+    process(tmp_path, 7, {7: "1000 50 3"})
+    worker(tmp_path, 20, 7, "100 10 1", 0)
+    worker(tmp_path, 21, 7, "100 10 1", 0)
+    worker(tmp_path, 22, 7, "100 10 1", 0, name="python")  # another child
+    worker(tmp_path, 23, 8, "100 10 1", 0)  # another job's
+    sampler = RankSampler(tmp_path)
+    assert sampler.sample({0: 7}) == []
+    worker(tmp_path, 20, 7, "400 30 2", 4096)
+    worker(tmp_path, 21, 7, "200 20 2", 0)
+    worker(tmp_path, 24, 7, "900 0 1", 0)  # has just started
+    (sample,) = sampler.sample({0: 7})
+    assert (sample.workers, sample.workers_run_ns, sample.workers_wait_ns) == (2, 400, 30)
+    assert sample.workers_read_bytes == 4096
+    for pid in (20, 21, 24):
+        shutil.rmtree(tmp_path / str(pid))
+    (sample,) = sampler.sample({0: 7})
+    assert sample.workers is None
 
 
 # -- this machine --------------------------------------------------------------------------------------------

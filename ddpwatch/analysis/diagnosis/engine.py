@@ -335,14 +335,15 @@ class Diagnosis:
             ),
         )
         incident = replace(incident, message=late_rank_sentence(incident, self._names))
-        return because(incident, self._device_cause(late))
+        return because(incident, self._device_cause(late, incident.phase))
 
-    def _device_cause(self, late: LateRank) -> DeviceCause | None:
+    def _device_cause(self, late: LateRank, phase: str) -> DeviceCause | None:
         """Returns what the rank's devices did meanwhile; looked up again now and then, while it lasts."""
         key = late.streak.rank, late.streak.since
         known = self._causes.get(key)
         if known is None or self._now_ns - known[0] >= LOOK_AGAIN_NS:
-            found = self._devices.cause(late.streak.rank, late.start_ns, late.end_ns)
+            span = late.streak.rank, late.start_ns, late.end_ns
+            found = self._devices.cause(*span) or (self._devices.workers(*span) if phase == "data" else None)
             known = self._causes[key] = (self._now_ns, found)
             if len(self._causes) > KEEP_INCIDENTS:
                 del self._causes[next(iter(self._causes))]

@@ -17,6 +17,7 @@ from ddpwatch.analysis.diagnosis.thresholds import (
     RETRANSMITS_S,
     SWAP_BYTES_S,
 )
+from ddpwatch.common.text import percent, size
 from ddpwatch.wire.messages import Device, RankSample
 
 Row = Mapping[str, float | None]
@@ -29,7 +30,13 @@ THROTTLE_REASONS: Final = (
 )  # fmt: skip
 _REASONS: Final = tuple(name for _, name in THROTTLE_REASONS)
 
-RANK_FIELDS: Final = ("wait", "run", "preempted_s", "swapped_bytes")
+WORKERS_BUSY: Final = 0.8  # of the time: what limits them is how fast they run
+WORKERS_STARVED: Final = 0.2  # of the time that they wanted to run
+WORKERS_IDLE: Final = 0.5  # of the time: what limits them is what they wait for
+
+RANK_FIELDS: Final = (
+    "wait", "run", "preempted_s", "swapped_bytes", "workers", "workers_run", "workers_wait", "workers_read_s",
+)  # fmt: skip
 GPU_COUNTERS: Final = {"new_ecc_errors": "ecc_errors", "new_link_errors": "link_errors", "new_xids": "xids"}
 _LINK: Final = ("pcie_width", "pcie_max_width", "pcie_generation", "pcie_max_generation", "nvlinks_down")
 GPU_FIELDS: Final = ("lost_clock", "clock_mhz", "max_clock_mhz", "lost_pcie", *_LINK, *GPU_COUNTERS, *_REASONS)
@@ -59,7 +66,16 @@ def rank_columns(sample: RankSample) -> Columns:
     """Returns the `RANK_FIELDS`: waiting and running as shares of the time."""
     preempted = None if sample.preempted is None else 1e9 * sample.preempted
     shares = [None if each is None else each / sample.span_ns for each in (sample.wait_ns, sample.run_ns, preempted)]
-    return [*shares, sample.swapped_bytes]
+    return [*shares, sample.swapped_bytes, *_workers(sample)]
+
+
+def _workers(sample: RankSample) -> Columns:
+    """Returns how many workers a rank has, and how long one of them ran and waited on average, and read."""
+    run_ns, wait_ns, read = sample.workers_run_ns, sample.workers_wait_ns, sample.workers_read_bytes
+    if not sample.workers or run_ns is None or wait_ns is None:
+        return [None, None, None, None]
+    span_ns = sample.workers * sample.span_ns
+    return [sample.workers, run_ns / span_ns, wait_ns / span_ns, None if read is None else 1e9 * read / sample.span_ns]
 
 
 def gpu_columns(device: Device, before: Device | None) -> Columns:
@@ -170,6 +186,26 @@ def _pcie(row: Row) -> str:
         if row[name] and row[highest] and round(row[name] or 0) < round(row[highest] or 0)
     ]
     return f"PCIe link: {', '.join(known)}"
+
+
+def workers_limit(row: Row) -> tuple[str, str, float] | None:
+    """Returns what limits a DataLoader's workers that somebody waits for: its name, a sentence's fragment, the figure.
+
+    Unlike a signal, it is no more than before or with peers: it says why waits for data last, not why they began.
+    """
+    run, wait = row["workers_run"], row["workers_wait"]
+    if run is None or wait is None:
+        return None
+    wanted, workers = run + wait, "the DataLoader's workers"
+    if wanted > WORKERS_IDLE and wait > WORKERS_STARVED * wanted:
+        share = wait / wanted
+        return "workers_wait", f"{workers} are CPU starved: wait {percent(share)} of the time for a core", share
+    if run >= WORKERS_BUSY:
+        return "workers_run", f"{workers} are busy: they run {percent(run)} of the time", run
+    if wanted < WORKERS_IDLE:
+        read = f", and read {size(int(row['workers_read_s']))}/s from disks" if row["workers_read_s"] else ""
+        return "workers_read", f"{workers} wait for what they read: they run {percent(run)} of the time{read}", run
+    return None
 
 
 RANK_SIGNALS: Final = (_signal("wait", DENIED_SHARE, "CPU starved: waited {:.0%} of the time for a core", _denied),)

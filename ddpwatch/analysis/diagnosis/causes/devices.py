@@ -29,12 +29,13 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import (
     gpu_columns,
     host_columns,
     rank_columns,
+    workers_limit,
 )
 from ddpwatch.analysis.diagnosis.causes.series import Series
 from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, Evidence, Incident
 from ddpwatch.analysis.diagnosis.thresholds import WORSE_FACTOR
 from ddpwatch.analysis.placement import Gpu, Host, Placement
-from ddpwatch.common.statistics import p50
+from ddpwatch.common.statistics import mean, p50
 from ddpwatch.common.text import UNKNOWN
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import Device, RankSample
@@ -134,6 +135,22 @@ class DeviceCauses:
         process = {} if rank is None else _known(self._ranks.now(rank, window))
         also = [self._text(each) for each in found[1:]]
         return DeviceCause(self._text(found[0]), found[0].figures(process=process, also=also))
+
+    def workers(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
+        """Returns what limits the DataLoader's workers that a rank, or all (None), waited for in that time."""
+        window = _Window(start_ns, end_ns, self._offsets)
+        rows = [self._ranks.now(each, window) for each in (_spread(list(self._ranks.past)) if rank is None else [rank])]
+        known = [row for row in rows if row["workers_run"] is not None]
+        if not known:
+            return None
+        row = {name: mean(row[name] for row in known) for name in RANK_FIELDS}
+        if (found := workers_limit(row)) is None:
+            return None
+        name, text, value = found
+        figures = DeviceFigures(
+            cause=name, host="", value=round(value, 4), before=None, peers=None, figures=_known(row)
+        )
+        return DeviceCause(text, figures)
 
     def cause_among(self, ranks: Sequence[int], start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what made the collectives of some ranks slower than before: on all ranks, or else on one of these.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVER_SHARE
@@ -23,6 +24,7 @@ class Spell:
     Attributes:
         unknown_ns: Exposed communication that may be waiting or transfer.
         start_ns, end_ns: From when to when they lasted, on the time line.
+        cause: What was found outside the job when it was looked up last, at ``looked_ns``.
     """
 
     since: int
@@ -33,6 +35,14 @@ class Spell:
     unknown_ns: int = 0
     start_ns: int = 0
     end_ns: int = 0
+    cause: DeviceCause | None = None
+    looked_ns: int = 0
+
+    def cause_by(self, look: Callable[[int, int], DeviceCause | None]) -> DeviceCause | None:
+        """Returns what that finds of the steps' time, looked up again only if they have gone on."""
+        if self.looked_ns != self.end_ns:
+            self.cause, self.looked_ns = look(self.start_ns, self.end_ns), self.end_ns
+        return self.cause
 
     @property
     def share(self) -> float:

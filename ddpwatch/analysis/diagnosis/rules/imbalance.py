@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from functools import partial
 from operator import attrgetter
 from statistics import fmean
 
@@ -34,7 +35,6 @@ class Imbalance:
         self._shares: deque[float] = deque(maxlen=NEWEST)  # of these steps, what ranks wait by turns
         self._sums: Counter[int] = Counter()  # of their waits, by the rank that was waited for
         self._first: deque[tuple[StepSplit, bool]] = deque(maxlen=KEEP_FIRST)  # before enough are known to judge them
-        self._causes: dict[int, tuple[int, DeviceCause | None]] = {}  # by spell: looked up until when
 
     def add_step(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -72,10 +72,7 @@ class Imbalance:
 
     def _cause(self, spell: Spell) -> DeviceCause | None:
         """Returns what denied the ranks their cores meanwhile, if that is half of it."""
-        until, cause = self._causes.get(spell.since, (0, None))
-        if until != spell.end_ns:
-            cause = self._devices.cause(None, spell.start_ns, spell.end_ns)
-            self._causes[spell.since] = spell.end_ns, cause
+        cause = spell.cause_by(partial(self._devices.cause, None))
         denied = cause is not None and cause.evidence.cause in DENIED and 2 * cause.evidence.value >= spell.share
         return cause if denied else None
 

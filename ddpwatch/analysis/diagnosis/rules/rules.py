@@ -34,7 +34,7 @@ class Rules:
         self._buffers = Buffers()
         self._exposed = ExposedComm(self._link, self._repeated)
         self._imbalance = Imbalance(devices)
-        self._input = SlowInput()
+        self._input = SlowInput(devices)
         self._drift = RunDrift(devices)
         self._device = SlowDevice(devices)
         self._threads = TooManyThreads(devices)

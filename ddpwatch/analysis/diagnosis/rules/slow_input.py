@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import WORTH_A_LOOK, HighShare
@@ -10,9 +13,14 @@ from ddpwatch.analysis.diagnosis.thresholds import INPUT_SHARE
 
 
 class SlowInput:
-    """Finds it as steps come."""
+    """Finds it as steps come.
 
-    def __init__(self) -> None:
+    Args:
+        devices: What may be why.
+    """
+
+    def __init__(self, devices: DeviceCauses) -> None:
+        self._devices = devices
         self._share = HighShare(INPUT_SHARE, _input)
 
     def add_step(self, facts: StepFacts) -> None:
@@ -22,7 +30,10 @@ class SlowInput:
 
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""
-        return self._share.incidents("slow_input", "data", INPUT_SHARE, input_sentence)
+        found = self._share.incidents("slow_input", "data", INPUT_SHARE, input_sentence)
+        look = partial(self._devices.workers, None)
+        causes = [spell.cause_by(look) for spell, _ in self._share.spells()]
+        return [because(incident, cause) for incident, cause in zip(found, causes, strict=True)]
 
 
 def input_sentence(share: float, is_open: bool) -> str:

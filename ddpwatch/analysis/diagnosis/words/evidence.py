@@ -23,6 +23,8 @@ _PLACES: Final = {"middle": "most of it is a bucket in the middle"}
 _SHARES: Final = {  # of the time, by the name of a device's figure
     "wait": "a thread that wanted a core waited for one {} of the time",
     "run": "its threads ran {} of the time",
+    "workers_run": "its DataLoader's workers ran {} of the time",
+    "workers_wait": "its DataLoader's workers waited for a core {} of the time",
     "lost_clock": "{} of the highest clock was lost",
     "steal": "{} of the CPU time went to other guests of the hypervisor",
     "cgroup_throttled": "the CPU limit was reached in {} of its periods",
@@ -32,7 +34,7 @@ _SHARES: Final = {  # of the time, by the name of a device's figure
     "lost_pcie": "{} of the PCIe link's rate was lost",
 }
 _RATES: Final = {
-    "preempted_s": "its threads lost their core {} times a second",
+    "preempted_s": "its threads lost their core {} times a second", "workers": "its DataLoader has {} workers",
     "net_rx_errors_s": "{} receive errors a second", "net_tx_errors_s": "{} transmit errors a second",
     "net_rx_drops_s": "{} incoming packets dropped a second", "net_tx_drops_s": "{} outgoing packets dropped a second",
     "link_downs_s": "{} network links went down a second", "retransmits_s": "{} packets sent again a second",
@@ -45,6 +47,7 @@ _RATES: Final = {
     "pcie_max_generation": "its PCIe link can be of generation {} here",
 }  # fmt: skip
 _SIZES: Final = {
+    "workers_read_s": "its DataLoader's workers read {} a second from disks",
     "swapped_bytes": "{} of it is swapped out", "swap_in_bytes_s": "{} swapped in a second",
     "swap_out_bytes_s": "{} swapped out a second", "swap_bytes_s": "{} swapped a second",
 }  # fmt: skip

@@ -55,6 +55,10 @@ _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
         "`ip -s link` counts errors and drops by interface",
     ),
 }
+_BY_WORKERS: Final = {  # what limits a DataLoader's workers
+    "workers_run": "give the DataLoader {more}, or let a sample cost less",
+    "workers_read": "put the data on a faster disk, or into fewer and larger files; or give the DataLoader {more}",
+}
 _BY_PAUSE: Final = {
     "gc": "call gc.freeze() after the first steps, or gc.disable() and gc.collect() on all ranks in the same step",
     "checkpoint": "save less often, or with torch.distributed.checkpoint.async_save",
@@ -168,6 +172,8 @@ def _device(incident: Incident, places: JobPlaces) -> str:
     if device is None:
         return ""
     at = f"on {host}, " if (host := places.host_of(incident)) else ""
+    if isinstance(device, DeviceFigures) and device.cause in _BY_WORKERS:
+        return _BY_WORKERS[device.cause].format(more=places.more_workers)
     if isinstance(device, DeviceFigures) and device.cause in _BY_CAUSE:
         return at + _BY_CAUSE[device.cause]
     return (
