@@ -144,24 +144,33 @@ def stdio(run: Run = None) -> None:
 
 
 @app.command()
-def ls(as_json: Json = False) -> None:
-    """List the live runs on this machine, with the verdict on each."""
+def ls(
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ssh://NODE", help="Other machines, through ssh, in place of this one."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List live runs, with the verdict on each; exit with 1 if another machine could not be asked."""
     from ddpwatch.common.text import clean
     from ddpwatch.run import rundir
-    from ddpwatch.viewer.plain import run_table, verdict_on
+    from ddpwatch.viewer.listing import row_of, rows_on, run_table
 
-    runs = rundir.live_runs()
+    wrong: list[str] = []
+    rows = rows_on(nodes, wrong.append) if nodes else [row_of(run) for run in rundir.live_runs()]
+    for text in wrong:
+        say(f"ddpwatch: {text}")
     if as_json:
         import msgspec
 
-        rows = [{**msgspec.to_builtins(run), "verdict": verdict_on(run)} for run in runs]
         print(msgspec.json.encode(rows).decode())
-    elif listed := [*runs, *rundir.runs_elsewhere()]:
+    elif listed := [*rows, *([] if nodes else rundir.runs_elsewhere())]:
         print("\n".join(run_table(listed)), flush=True)
-        for run in runs:
-            print(f"{clean(run.run_id)}: {clean(verdict_on(run).text)}")
-    else:
-        say(f"no live run in {rundir.directory()}")
+        for row in rows:
+            print(f"{clean(row.run_id)}: {clean(row.verdict.text)}")
+    elif not wrong:
+        say(f"no live run {'there' if nodes else f'in {rundir.directory()}'}")
+    raise typer.Exit(bool(wrong))
 
 
 @app.command()

@@ -26,7 +26,7 @@ from ddpwatch.export.tables import StepRow, step_rows
 from ddpwatch.mcp.runs import LiveRun, RecordedRun, Runs
 from ddpwatch.recording.selection import Selection, selection_of
 from ddpwatch.report.build import Drawn, compare_recordings
-from ddpwatch.viewer.plain import verdict_on
+from ddpwatch.viewer.listing import row_of
 from ddpwatch.whatif.answer import Prediction, Refused, ReplayedSetting
 from ddpwatch.whatif.command import WhatIfOptions, answer, check_answered
 from ddpwatch.whatif.recorded import recorded_of
@@ -91,7 +91,7 @@ def list_runs(runs: Runs) -> RunList:
     for info in runs.live()[:MOST]:
         runs.deadline.check()
         about = (info.run_id, info.host, info.script, info.world_size, _utc(info.started), info.recording)
-        live.append(ListedRun(*about, verdict_on(info)))
+        live.append(ListedRun(*about, row_of(info).verdict))
     files = [ListedRecording(str(path), _utc(path.stat().st_mtime)) for path in runs.recordings()]
     return RunList(live, files)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 import time
@@ -16,17 +15,16 @@ from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.estimate import Estimate
-from ddpwatch.analysis.figures import VerdictFigures
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.window import summarise
-from ddpwatch.common.text import UNKNOWN, clean, number, percent, plus_minus, table
+from ddpwatch.common.text import UNKNOWN, clean, number, percent, plus_minus
 from ddpwatch.common.units import to_ms
-from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.version import untested
 from ddpwatch.viewer.follow import new_runs
-from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on, snapshot
+from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.transport import Frame
 
@@ -34,50 +32,10 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Recording
 
 EVERY_S = 2.0
-LOOK_S = 3.0  # for a run's frames, for one look
 INDENT = " " * 10  # of lines about incidents: as far as the step
 HEADER = (
     f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'in full':>7}  what stands out"
 )
-
-
-def verdict_on(info: RunInfo) -> VerdictFigures:
-    """Returns the verdict on a run, as far as its collector still knows its steps, or why there is none."""
-    source, state = LiveSource(info.publish), RunState()
-    try:
-        for message, envelope in snapshot(source, LOOK_S):
-            state.apply_message(message, envelope.received_ns, envelope.frame)
-    except UsageError as error:
-        return VerdictFigures("unseen", "none", error.message)
-    finally:
-        source.close()
-    found = state.verdict(summarise(state.window()), state.diagnosis.incidents())
-    return VerdictFigures(found.kind, found.severity, found.text)
-
-
-def run_table(runs: Sequence[RunInfo]) -> list[str]:
-    """Returns the runs as aligned lines."""
-    rows = [
-        [
-            info.run_id,
-            str(info.world_size),
-            time.strftime("%H:%M:%S", time.localtime(info.started)),
-            _place(info),
-            info.previous,
-            info.recording,
-        ]
-        for info in runs
-    ]
-    return table(
-        ["run", "ranks", "started", "where", "after", "recording"], [[clean(cell) for cell in row] for row in rows]
-    )
-
-
-def _place(info: RunInfo) -> str:
-    """Returns where a run's collector is. Nobody here knows whether it is alive on another host."""
-    if not rundir.is_elsewhere(info):
-        return "here"
-    return f"on {info.host}" + (", an earlier boot" if info.host == socket.gethostname() else "")
 
 
 class RunLines:

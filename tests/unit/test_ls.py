@@ -6,13 +6,14 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
 from ddpwatch.cli import app
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.viewer import plain
+from ddpwatch.viewer import listing, plain
 from ddpwatch.viewer.plain import line
 from tests.support.frames import run, state_of
 from tests.support.publisher import Publisher
@@ -45,11 +46,35 @@ def test_the_verdict_is_the_one_of_plain_lines(info: RunInfo) -> None:
     finally:
         publisher.close()
     assert row["verdict"] == {"kind": "straggler", "severity": "bad", "text": said.text}
-    assert (row["run_id"], row["world_size"]) == ("train-1", 2)
+    assert (row["run_id"], row["world_size"], row["node"]) == ("train-1", 2, "")
+    assert row["steps_per_s"] > 0
+    assert 0 < row["lost"] < 1
+
+
+def test_runs_of_other_machines_are_listed_through_ssh(
+    info: RunInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One machine is not there."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\ncase "$*" in *lost*) echo no route >&2; exit 255;; esac\ncat {tmp_path}/rows\n')
+    ssh.chmod(0o700)
+    monkeypatch.setenv("DDPWATCH_SSH", str(ssh))
+    rows = [{**msgspec.to_builtins(info), "verdict": {"kind": "hang", "severity": "bad", "text": "it hangs"}, "new": 1}]
+    (tmp_path / "rows").write_bytes(msgspec.json.encode(rows))
+    nodes = ["ssh://me@a", "ssh://lost", "ssh://b:22/train", "ssh://b/other"]
+    done = CliRunner().invoke(app, ["ls", *nodes, "--json"])
+    assert [(row["run_id"], row["node"], row["lost"]) for row in json.loads(done.stdout)] == [
+        ("train-1", "ssh://me@a", None), ("train-1", "ssh://b:22", None),
+    ]  # fmt: skip
+    assert done.exit_code == 1
+    assert done.stderr.startswith("ddpwatch: lost: ssh ended with exit code 255: no route")
+    lines = CliRunner().invoke(app, ["ls", "ssh://me@a"]).stdout.splitlines()
+    assert "ssh://me@a" in lines[1]
+    assert lines[2] == "train-1: it hangs"
 
 
 def test_a_run_that_does_not_answer_has_no_verdict(info: RunInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "LOOK_S", 0.3)
+    monkeypatch.setattr(listing, "LOOK_S", 0.3)
     done = CliRunner().invoke(app, ["ls", "--json"])
     assert json.loads(done.output)[0]["verdict"] == {
         "kind": "unseen", "severity": "none", "text": "the run does not answer",

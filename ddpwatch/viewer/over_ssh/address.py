@@ -25,14 +25,14 @@ class Address(NamedTuple):
     port: str
     run: str
 
-    def command(self) -> list[str]:
-        """Returns what to start.
+    def command(self, *arguments: str) -> list[str]:
+        """Returns what to start: ``DDPWATCH_SSH`` (default: ``ssh``), without a terminal there, and ddpwatch.
 
-        ``DDPWATCH_SSH`` (default: ``ssh``), without a terminal there, and ddpwatch's other end.
+        Args:
+            arguments: Ddpwatch's; by default, those that make it the other end for the run.
         """
-        port = ["-p", self.port] if self.port else []
-        run = [self.run] if self.run else []
-        return [*program(), "-T", *port, self.node, "ddpwatch", "_stdio", *run]
+        port, run = ["-p", self.port] if self.port else [], [self.run] if self.run else []
+        return [*program(), "-T", *port, self.node, "ddpwatch", *(arguments or ["_stdio", *run])]
 
     def url(self) -> str:
         """Returns it as the user writes it."""
