@@ -9,7 +9,7 @@ import typer
 
 app = typer.Typer(
     name="ddpwatch",
-    add_completion=False,
+    add_completion=True,
     no_args_is_help=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

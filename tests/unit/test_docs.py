@@ -23,7 +23,7 @@ from ddpwatch.sampling.lease import DETAILS
 from ddpwatch.sampling.schedule import schedule_of
 from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.views import VIEWS
-from ddpwatch.version import NEWEST_TORCH, OLDEST_TORCH
+from ddpwatch.version import NEWEST_TORCH, OLDEST_TORCH, __version__
 from ddpwatch.wire.messages import MESSAGE_TYPES
 from tests.support.runs import record, run_of
 from tests.support.sampled import a_pair
@@ -32,7 +32,8 @@ pytestmark = pytest.mark.same_everywhere
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "trainer" / "README.md",
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md",
+    ROOT / "trainer" / "README.md",
     ROOT / "trainer" / "data" / "README.md", *sorted((ROOT / "benchmarks").glob("*.md")),
     ROOT / "tests" / "integration" / "safety_cases.md",
     *sorted((ROOT / "docs").glob("*.md")),
@@ -204,6 +205,16 @@ def test_the_readme_lists_every_command_with_its_options() -> None:
     for name, cells in listed.items():
         options = set(chain.from_iterable(option.opts for option in commands[name].params))
         assert set(re.findall(r"(?<!\S)`?(--?[a-z][a-z-]*)", " ".join(cells))) <= options, name
+
+
+def test_every_argument_and_option_has_help() -> None:
+    every = get_command(app).commands  # type: ignore[attr-defined]
+    params = [(name, param) for name, command in every.items() if not command.hidden for param in command.params]
+    assert [(name, param.name) for name, param in params if not param.help] == []
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {__version__}\n" in text_of("CITATION.cff")
 
 
 def test_every_message_is_in_the_architecture() -> None:
