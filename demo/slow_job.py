@@ -23,7 +23,8 @@ class Block(nn.Module):
         self.layers = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, batch: Tensor) -> Tensor:
-        return batch + self.layers(batch)
+        change: Tensor = self.layers(batch)
+        return batch + change
 
 
 class Model(nn.Module):
