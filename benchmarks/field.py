@@ -5,7 +5,8 @@
 Each case is a real job of 2 to 4 ranks under ``ddpwatch run --headless --record`` (`tests.support.field`). It is judged
 by what the terminal said and by the report: rank, kind, phase, cost within 15 % of what the ranks noted themselves, the
 cause where the machine shows one, the steps until it was named, and alarms that are not true. ``--again`` judges kept
-recordings without running anything.
+recordings without running anything. *Starved* is for how much of their time ranks waited for a core: repeat a case in
+which it is much.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from tests.support.field.cases import CASES
 from tests.support.field.judge import OUTPUT, RECORDING, Judgement, judge
 from tests.support.fork_server import ROOT
 
-LIMIT_S = 180.0  # of one case
+LIMIT_S = 400.0  # of one case
 CLOSING_S = 20.0  # for its recording
-COLUMNS = ["case", "source", "is", "cost", "named", "what is wrong", "verdict"]
+COLUMNS = ["case", "source", "is", "cost", "named", "starved", "what is wrong", "verdict"]
 
 
 def main() -> int:
@@ -107,9 +108,10 @@ def _row(one: Judgement) -> list[str]:
     wrong = [name for name, right in one.parts.items() if not right]
     alarms = [f"{alarm.kind} {alarm.ranks or 'all'}" for alarm in one.others]
     cost = "" if one.cost is None else f"{100 * one.cost:+.0f} %"
+    starved = "" if one.starved is None else f"{100 * one.starved:.0f} %"
     named = "" if one.named_after is None or not one.case.truth.kinds else str(one.named_after)
     return [
-        one.case.name, one.case.source, one.word, cost, named, ", ".join(wrong + alarms), one.verdict[:120],
+        one.case.name, one.case.source, one.word, cost, named, starved, ", ".join(wrong + alarms), one.verdict[:120],
     ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.run import Run
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of_recording
+from ddpwatch.wire.messages import RankSample
 from tests.support.field.case import Case, Truth
 
 RECORDING, OUTPUT = "run.mcap", "output.txt"  # in a case's folder, beside its ranks' notes
@@ -133,6 +134,7 @@ class Judgement:
         cost: By how much the cost is wrong, as a share.
         named_after: In how many steps it was named.
         verdict: The report's.
+        starved: The share of their time for which ranks waited for a core: much of it blurs what was planned.
     """
 
     case: Case
@@ -142,6 +144,7 @@ class Judgement:
     cost: float | None = None
     named_after: int | None = None
     verdict: str = ""
+    starved: float | None = None
 
     @property
     def word(self) -> str:
@@ -154,8 +157,10 @@ class Judgement:
 def judge(case: Case, folder: Path) -> Judgement:
     """Reads a case's recording step by step, as a viewer would have, and then as a report."""
     truth, judgement = case.truth, Judgement(case)
-    run = Run()
+    run, samples = Run(), list[RankSample]()
     for message, envelope in Recording(folder / RECORDING):
+        if isinstance(message, RankSample):
+            samples.append(message)
         for across in run.apply_message(message, envelope.received_ns):
             passed = across.step - truth.since
             due = passed >= 0 and (passed < LOOK_STEPS or passed % LOOK_EVERY == 0)
@@ -163,6 +168,8 @@ def judge(case: Case, folder: Path) -> Judgement:
                 judgement.named_after = passed + 1
     for _ in run.rest():
         pass
+    if spans_ns := sum(sample.span_ns for sample in samples):
+        judgement.starved = sum(sample.wait_ns or 0 for sample in samples) / spans_ns
     incidents = run.diagnosis.incidents()
     report: dict[str, Any] = report_of_recording(Recording(folder / RECORDING)).as_json()
     judgement.verdict = report["verdict"]["text"]
