@@ -15,6 +15,8 @@ from ddpwatch.sampling.levels import BARE, is_counted
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Step
 
 STILL_NS: Final = 3_000_000_000
+PAUSE_NS: Final = 150_000_000
+PAUSE_STEPS: Final = 1.5  # how many steps' time a pause lasts at least
 SILENT_NS: Final = 1_500_000_000  # without a sign that comes twice a second: two are missing
 STILL_STEPS: Final = 2.0  # how many steps' time a rank may stand still where steps are long
 START_NS: Final = 60_000_000_000  # before the first step ends: libraries load, connections are made
@@ -72,6 +74,13 @@ class Stillness:
         """Whether that is longer than its steps and what it does explain."""
         activity = "" if self.beat is None else self.beat.activity
         return self.stands_still and self.still_ns > _PATIENCE_NS.get(activity, 0)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether it is longer than its steps mostly explain, nobody knows what it does, and it may be over soon."""
+        if self.beat is None or self.beat.activity or not self._steps:
+            return False
+        return max(PAUSE_NS, PAUSE_STEPS * median_low(self._steps)) < self.still_ns <= STILL_NS
 
     def _patience_ns(self) -> int:
         if self._steps:

@@ -6,7 +6,7 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.pauses import joined
-from ddpwatch.wire.messages import Device, Mark, RankSample, Span
+from ddpwatch.wire.messages import Device, Mark, RankSample, Span, Stack
 from tests.support.frames import (
     MS,
     START_NS,
@@ -271,6 +271,15 @@ class TestRhythms:
             for rank in range(2):
                 one = bare(rank, number) if long else step(rank, number)
                 one.start_ns, one.duration_ns = start, (100 + long) * MS
+                if number == 60:
+                    line = (
+                        'torch/distributed/distributed_c10d.py", line 1 in barrier'
+                        if rank
+                        else 'job.py", line 88 in draw'
+                    )
+                    text = f'Thread 0x1 (most recent call first):\n  File "/{line}\n  File "/job.py", line 9 in train'
+                    about = {"at_ns": start + 300 * MS, "since_ns": start}
+                    messages.append(Stack(rank=rank, step=number, text=text, **about))
                 if long:
                     about = {"at_ns": start + (450 if rank == slow else 440) * MS, "since_ns": start}
                     messages.append(beat(rank, number, phase="input", issued=number + (rank != slow), **about))
@@ -280,6 +289,7 @@ class TestRhythms:
         (found,) = [one for one in diagnosis.incidents() if one.kind == "pause"]
         waiting = {one.rank: one.ns for one in diagnosis.lost().accounts if one.name == "waiting"}
         assert (found.ranks, found.period, found.steps) == (ranks, 30, 3)
+        assert found.message.endswith("ms: job.py:88 in draw")
         assert (found.cost_ns, waiting) == ((1500 * MS, {0: 1500 * MS}) if ranks else (3000 * MS, {}))
 
     @pytest.mark.parametrize(("phase", "severity"), [("input", "info"), ("forward", "warning")])

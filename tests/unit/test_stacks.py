@@ -94,6 +94,16 @@ def test_a_rank_that_often_stands_still_takes_its_stacks_now_and_then(monkeypatc
     assert len(taken) > 4
 
 
+def test_a_pause_shows_the_training_thread_and_a_hang_after_it_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "dump", lambda thread: ("training\n\nother", 2))
+    taker = StackTaker(3, 1)
+    for number in range(8):
+        taker.add_step(step(3, number, duration_ns=S // 5))
+    taken = [found for each in beats(0.1, 0.28, 0.4, 0.9, 3.1, 3.6) if (found := taker.take_beat(each)) is not None]
+    assert [(one.at_ns, one.text) for one in taken] == [(0.4 * S, "training"), (3.1 * S, "training\n\nother")]
+    assert not any(map(taker.take_beat, beats(40, activity="save", activity_since_ns=1)))  # it is known what it does
+
+
 def test_the_training_thread_comes_first_and_has_room() -> None:
     other = "Thread 0x0000000000000001 (most recent call first):\n" + '  File "o", line 1 in other\n' * 4000
     own = 'Thread 0x00000000000000ff (most recent call first):\n  File "t.py", line 7 in train'

@@ -38,6 +38,7 @@ from ddpwatch.analysis.launch_skew import common_keys
 from ddpwatch.analysis.placement import Placement
 from ddpwatch.analysis.step import BucketKey
 from ddpwatch.common.intervals import total_within
+from ddpwatch.sampling.stillness import STILL_NS
 from ddpwatch.wire.messages import (
     Beat,
     Bye,
@@ -131,7 +132,10 @@ class Diagnosis:
             self._liveness.add_bye(message, received_ns)
             self.places.add_bye(message)
         elif isinstance(message, Stack):
-            self._liveness.add_stack(message)
+            if message.at_ns - message.since_ns > STILL_NS:
+                self._liveness.add_stack(message)
+            else:
+                self._pauses.add_stack(message)
         elif isinstance(message, Node):
             self._liveness.add_node(message)
             self._liveness.pass_time(received_ns)

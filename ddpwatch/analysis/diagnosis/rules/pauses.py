@@ -9,6 +9,7 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES, Ledger
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
+from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
@@ -21,6 +22,7 @@ from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.common.text import in_ms
 from ddpwatch.common.units import NS_PER_MS
+from ddpwatch.wire.messages import Stack
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
 WORTH_NS = 5_000_000  # rank-time that a collection costs, on average: less is no warning
@@ -53,6 +55,7 @@ class Pauses:
         self._durations = RollingMedian(WINDOW)
         self._tail = Tail()
         self._step = 0  # the newest
+        self._stacks: dict[int, CallStack] = {}  # the newest of each rank
         self._found: list[Pause] = []
         self._fresh: deque[Pause] = deque(maxlen=KEEP_PAUSES)  # stalls of which samples may still come
 
@@ -72,6 +75,11 @@ class Pauses:
                 self._tail.add_excess(excess, usual)
         if facts.across.counted or not len(self._durations):
             self._durations.add_value(longest)
+
+    def add_stack(self, stack: Stack) -> None:
+        """Takes where a rank was in a pause."""
+        if (found := call_stack(stack)) is not None:
+            self._stacks[stack.rank] = found
 
     def absorb(self, streak: Streak) -> None:
         """Forgets a rank's pauses that were the first late steps of an incident: those as late as its other steps."""
@@ -132,6 +140,7 @@ class Pauses:
         pause = Pause(ranks, phase, step, ranks_in_run=len(facts.across), bare=not facts.across.counted)
         pause.add_step(step, excess, cost)
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
+        pause.sites = self._sites(facts)
         if not ranks:
             pause.shared[phase or ("between" if facts.across.counted else "")] = cost
             behind = None if phase == "data" else self._held_up.seen_behind(facts.across, excess)
@@ -141,6 +150,16 @@ class Pauses:
             before.merge(pause, again=False)
         else:
             self._fresh.append(pause)
+
+    def _sites(self, facts: StepFacts) -> dict[int, str]:
+        """Returns where ranks were in a step, but for those that waited in a collective."""
+        steps = ((rank, self._stacks.get(rank), step) for rank, step in facts.across.ranks.items())
+        return {
+            rank: stack.site
+            for rank, stack, step in steps
+            if stack is not None and not stack.in_collective
+            if step.start_ns <= stack.at_ns <= step.start_ns + step.duration_ns
+        }
 
     def _who(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str, int]:
         """Returns whose pause it was, empty for no single rank's, its phase, and what it cost.
@@ -264,14 +283,15 @@ def _sentence(pause: Pause) -> str:
     """Returns a pause of one rank or of all."""
     phase, longest = pause.phase, in_ms(pause.longest_ns)
     who = ranks_named(pause.ranks) if pause.ranks else "every rank"
+    at = f": {pause.site}" if pause.site else ""
     what = _NOUNS.get(phase, phase)
     why = f" ({what})" if phase in _NOUNS or phase == "validation" else f" {place(phase)}" if phase else ""
     if pause.count == 1:
-        return f"{who} paused for {longest}{why} at step {pause.since}"
+        return f"{who} paused for {longest}{why} at step {pause.since}{at}"
     if pause.period is None:
-        return f"{who} paused {pause.times if pause.times > 1 else pause.count} times{why}, for up to {longest}"
+        return f"{who} paused {pause.times if pause.times > 1 else pause.count} times{why}, for up to {longest}{at}"
     alone = " alone" if pause.ranks and phase != "gc" else ""
-    return f"{who}{alone} paused{why} every {pause.period} steps, for up to {longest}"
+    return f"{who}{alone} paused{why} every {pause.period} steps, for up to {longest}{at}"
 
 
 def joined(pauses: Iterable[Incident], hangs: Iterable[Incident]) -> list[Incident]:

@@ -36,6 +36,7 @@ class Pause:
         incident: Once somebody asked, until it strikes again.
         behind: In how many stalls that seemed to be of all ranks heartbeats showed which one behind.
         shared: What these stalls cost (ns), by what ranks seemed to do ("": not known, in a bare step).
+        sites: Where ranks were, as call sites, the newest of each.
     """
 
     ranks: tuple[int, ...]
@@ -60,6 +61,7 @@ class Pause:
     starts: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STRUCK))
     behind: Counter[int] = field(default_factory=Counter)
     shared: Counter[str] = field(default_factory=Counter)
+    sites: dict[int, str] = field(default_factory=dict)
 
     def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
         """Takes one step that it struck."""
@@ -135,6 +137,14 @@ class Pause:
         """Every how many steps it comes, where that is regular."""
         return None if self.denied else _period(self.starts)
 
+    @property
+    def site(self) -> str:
+        """Where the rank was; of a pause of all, where all were of which that is known."""
+        if self.ranks:
+            return self.sites.get(self.ranks[0], "")
+        found = set(self.sites.values())
+        return found.pop() if len(found) == 1 else ""
+
     def _always_behind(self) -> tuple[int, ...]:
         """Returns the rank that the others waited for, by what is known of its stalls together."""
         enough = self.behind.total() >= max(FEWEST_BEHIND, self.times / 4)
@@ -164,6 +174,7 @@ class Pause:
         self.shared = self.shared + other.shared
         self.behind = self.behind + other.behind + Counter(dict.fromkeys(other.ranks, FEWEST_BEHIND))
         self.ranks = self.ranks or self._always_behind()
+        self.sites = self.sites | other.sites
         self.span_ns = self.span_ns[0], other.span_ns[1]
         self.unusual = self.unusual or other.unusual
         self.denied = self.denied and other.denied
