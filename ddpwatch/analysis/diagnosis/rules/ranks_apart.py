@@ -25,6 +25,8 @@ class RanksApart:
             return
         alone = {rank: _lone_forwards(step) for rank, step in across.ranks.items()}
         for rank, count in alone.items():
+            if not count:  # nearly always
+                continue
             peers = [alone[peer] for peer in across.skew.peers.get(rank, ()) if peer in alone and peer != rank]
             if peers and count > max(peers):
                 self._found.append((rank, across.step, count - max(peers)))
