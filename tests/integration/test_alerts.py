@@ -13,6 +13,8 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.wire.messages import Bye, Stack
 from tests.support.jobs import SCRIPTS, ddpwatch
 
+pytestmark = pytest.mark.same_everywhere
+
 SCRIPT = SCRIPTS / "troubled.py"
 # The first time, it does not come back before the job has gone on; it floods; and it fails.
 COMMAND = """

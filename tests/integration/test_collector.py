@@ -29,6 +29,8 @@ from tests.support.fake_ssh import FakeSsh
 from tests.support.fork_server import COLLECTOR, Launcher, Request
 from tests.support.jobs import PATIENCE_S, live, messages, read_until
 
+pytestmark = pytest.mark.same_everywhere
+
 
 class Stage:
     """A collector in a forked process, and a socket in place of the ranks."""

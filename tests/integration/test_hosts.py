@@ -19,7 +19,11 @@ from tests.support.fork_server import ROOT
 from tests.support.hosts import Host, linked, listeners, skip, why_not
 from tests.support.jobs import SCRIPTS, Frames, Job, live, messages, read_until, the_run, wait_for
 
-pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.seconds(45)]  # one job for all, in this order
+pytestmark = [
+    pytest.mark.same_everywhere,
+    pytest.mark.xdist_group("hosts"),
+    pytest.mark.seconds(45),
+]  # one job for all, in this order
 RANKS = {"alpha": {0, 1}, "beta": {2, 3}}
 KNOCK = """
 import sys, zmq, zmq.utils.z85

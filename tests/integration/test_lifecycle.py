@@ -188,7 +188,9 @@ def test_a_job_whose_ranks_record_by_themselves_is_reported_with_its_files(tmp_p
     folder = tmp_path / "files"
     (folder / "of-another-job").mkdir(parents=True)
     RecordingWriter(folder / "of-another-job" / "rank00000.mcap").close()
-    script = forked_command(0, None, SCRIPTS / "unmodified" / "spawned.py", str(tmp_path / "store"), "--fork")
+    script = forked_command(
+        0, None, SCRIPTS / "unmodified" / "spawned.py", str(tmp_path / "store"), "--fork", tears_down=True
+    )
     environment = {"DDPWATCH_RECORD_DIR": str(folder), ADDRESS: server_address()}
     done = ddpwatch("run", "--headless", "--", *script, **environment)
     assert done.returncode == 0, done.stderr

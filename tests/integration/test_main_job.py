@@ -27,7 +27,6 @@ from tests.support.jobs import (
     SMALL_GPT,
     Frames,
     Job,
-    TorchrunJob,
     collector_pids,
     ddpwatch,
     live,
@@ -48,9 +47,7 @@ CALM = ("--model", "mlp", "--data", "digits", "--batch-size", "16", "--inject", 
 def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -> None:
     """A late viewer sees everything from the first frame on, once and in order; the recording holds the same."""
     file = tmp_path / "out.mcap"
-    with TorchrunJob(
-        TRAIN, *SMALL_GPT, *SLOW, "--watch", "--steps", "24", "--record", str(file), log=tmp_path / "log"
-    ) as job:
+    with Job(TRAIN, *SMALL_GPT, *SLOW, "--watch", "--steps", "24", "--record", str(file), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as first:
             read_until(first, lambda frames: any(m.step >= 8 for m in messages(frames, Step)), "step 8")

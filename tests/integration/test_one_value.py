@@ -37,6 +37,8 @@ from tests.support.dashboards import Clock, ended_recording, screen_text, until
 from tests.support.jobs import ROOT, Job
 from tests.tui.test_same_figures import NUMBER, below, uneven_run
 
+pytestmark = pytest.mark.same_everywhere
+
 STEPS = 45  # fewer than a live view's figures are of
 LATE = ("--model", "mlp:width=64", "--data", "digits", "--inject", "slow-backward:ms=20,rank=1", "--steps", str(STEPS))
 # Times are ms per step, "lost" and what begins with it percent of the run

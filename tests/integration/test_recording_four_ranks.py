@@ -20,7 +20,11 @@ from ddpwatch.wire.messages import Step
 from tests.support import chrome_trace
 from tests.support.jobs import ROOT, SCRIPTS, Job, collector_pids, the_run, wait_for
 
-pytestmark = [pytest.mark.xdist_group("recorded by four"), pytest.mark.seconds(12)]  # one job for all
+pytestmark = [
+    pytest.mark.same_everywhere,
+    pytest.mark.xdist_group("recorded by four"),
+    pytest.mark.seconds(12),
+]  # one job for all
 TRAIN = ROOT / "demo" / "train.py"
 STEPS = 40
 

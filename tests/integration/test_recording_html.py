@@ -14,6 +14,7 @@ from tests.support.runs import HOSTILE, record, run_of
 from tests.support.sharded import hsdp_run
 
 pytestmark = [
+    pytest.mark.same_everywhere,
     pytest.mark.skipif(chromium.find() is None, reason="needs Chromium (apt install chromium)"),
     pytest.mark.xdist_group("html"),
 ]

@@ -29,6 +29,7 @@ from tests.support.jobs import (
 )
 
 pytestmark = [
+    pytest.mark.same_everywhere,
     pytest.mark.usefixtures("run_directory"),
     pytest.mark.xdist_group("recording"),  # one unwatched job for all
     pytest.mark.seconds(35),

@@ -22,6 +22,7 @@ from ddpwatch.report.build import report_of
 from ddpwatch.wire.messages import Step
 from tests.support.fork_server import ADDRESS, TORCHRUN_IMPORTS, server_address
 from tests.support.jobs import (
+    COMPILERS,
     DDPWATCH,
     PATIENCE_S,
     ROOT,
@@ -43,11 +44,6 @@ TABLE = ROOT / "tests" / "integration" / "safety_cases.md"
 # In a line of torch's log: the clock and the process; how many frames Dynamo has compiled before (our hooks are two).
 # Python names the process as well.
 VARYING = re.compile(r"[IWE]\d{4} [\d:.]+( \d+)?|\[\d+/\d+\]|\(pid=\d+\)")
-# Slow to import, so once for all ranks. The unwatched twins import nothing of ddpwatch.
-COMPILERS = (
-    "torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch.distributed.checkpoint",
-    "torch.distributed.tensor.experimental", "torch.utils.cpp_extension", "_pytest.raises", "_pytest.recwarn",
-)  # fmt: skip
 OURS = ("said ", "WARNING:ddpwatch:")
 # On Python < 3.12 a traceback has frames of ours, which a warning may name; and torch takes another path where a module
 # has hooks.
@@ -202,7 +198,9 @@ def both(path: Path, ranks: int, *arguments: str, **environment: str) -> Outcome
     script = "unmodified/safety.py"
     for directory in (plain, watched):
         directory.mkdir()
-    command = forked_command(ranks, watched, SCRIPTS / script, str(watched), *arguments, preload=COMPILERS)
+    command = forked_command(
+        ranks, watched, SCRIPTS / script, str(watched), *arguments, preload=COMPILERS, tears_down=True
+    )
     environment[ADDRESS] = server_address()
     _, done = together(
         lambda: forked(ranks, plain, script, str(plain), *arguments, preload=COMPILERS),
@@ -445,7 +443,7 @@ def test_an_elastic_restart(tmp_path: Path) -> None:
         unwatched = job.output().splitlines()  # what the second attempt computes
     headless = ["run", "--headless", "--record", str(tmp_path / "run.mcap"), "--"]
     options = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--no-python")
-    rank = forked_command(0, None, script, str(name))
+    rank = forked_command(0, None, script, str(name), tears_down=True)
     torchrun = forked_command(0, None, "torch.distributed.run", *options, *rank, preload=TORCHRUN_IMPORTS)
     with running(*DDPWATCH, *headless, *torchrun, OMP_NUM_THREADS="1", **{ADDRESS: server_address()}) as watched:
         for attempt, steps in ((0, 4), (1, 7)):  # each ends when its steps are with the collector

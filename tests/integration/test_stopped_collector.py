@@ -14,6 +14,8 @@ from ddpwatch.report.build import report_of
 from ddpwatch.wire.messages import Beat, Step
 from tests.support.jobs import SCRIPTS, Frames, Job, ddpwatch, live, messages, read_until, the_run, wait_for
 
+pytestmark = pytest.mark.same_everywhere
+
 
 def newest(frames: Frames) -> dict[int, Step]:
     """The last step of each rank."""

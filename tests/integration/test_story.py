@@ -25,6 +25,8 @@ from ddpwatch.viewer.state import RunState
 from tests.support.dashboards import screen_text, until
 from tests.support.jobs import PATIENCE_S, ROOT, Job
 
+pytestmark = pytest.mark.same_everywhere
+
 SCRIPT = ROOT / "demo" / "story_job.py"
 SOON = 20  # steps until trouble is named, and until it is no longer
 PATIENCE = (PATIENCE_S, 0.25)  # seconds in all, and between two looks, each of which paints the screen

@@ -88,9 +88,9 @@ class Script:
     def command(self, saved: Path) -> list[str]:
         fork = partial(forked_command, preload=self.preload)
         program = (str(SCRIPTS / "unmodified" / self.name), str(saved))
-        if "--no_python" in self.launcher:
-            program = fork(0, None, *program)
-        return fork(self.ranks, None, *self.launcher, *program)
+        if "--no_python" not in self.launcher:
+            return fork(self.ranks, None, *program, tears_down=True)
+        return fork(0, None, *self.launcher, *fork(0, None, *program, tears_down=True))
 
 
 ALL = [

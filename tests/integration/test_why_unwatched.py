@@ -15,9 +15,11 @@ from ddpwatch.wire.messages import Beat
 from tests.support.fork_server import ADDRESS, server_address
 from tests.support.jobs import (
     DDPWATCH,
+    JOB,
     PROBE_IMPORTS,
     SCRIPTS,
     TORCHRUN,
+    await_recordings,
     ddpwatch,
     finished,
     forked_command,
@@ -134,12 +136,13 @@ def test_lines_say_it_while_the_job_runs(tmp_path: Path) -> None:
 def test_a_run_without_steps(case: str, text: str, tmp_path: Path) -> None:
     file, go_on = tmp_path / "run.mcap", tmp_path / "go-on"
     command = ("run", "--headless", "--record", str(file), "--", *blind(2, case, str(go_on)))
-    with running(*DDPWATCH, *command, **{ADDRESS: server_address()}) as process:
+    with running(*DDPWATCH, *command, **{ADDRESS: server_address(), JOB: case}) as process:
         with live(the_run()) as source:
             read_until(source, lambda frames: len({beat.rank for beat in messages(frames, Beat)}) == 2, "heartbeats")
         go_on.touch()
         _, said = process.communicate()
     assert process.returncode == 0, said
+    await_recordings(case)
     report = report_of(file)
     assert report.verdict.text.startswith(f"finished after 0 steps; {text}")
     assert (report.verdict.kind, report.verdict.severity) == ("no_steps", "warn")

@@ -24,6 +24,7 @@ from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire.messages import Message
 from ddpwatch.wire.transport import Frame
 from tests.support.fork_server import COMMAND, ROOT, Launcher, Request
+from tests.support.forked_job import ENDS
 
 SCRIPTS = ROOT / "tests" / "integration" / "scripts"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -33,6 +34,11 @@ PATIENCE_S = 240.0
 CLOSING_S = 30.0  # for the end of a recording, which comes after that of the job
 JOB = "DDPWATCH_TEST_JOB"  # in a job's environment, and so in its collectors'
 PROBE_IMPORTS = ("ddpwatch.probe.session", "trainer.cli")  # what most jobs preload
+# What those that compile preload: slow to import, so once for all ranks. Unwatched twins import nothing of ddpwatch.
+COMPILERS = (
+    "torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch.distributed.checkpoint",
+    "torch.distributed.tensor.experimental", "torch.utils.cpp_extension", "_pytest.raises", "_pytest.recwarn",
+)  # fmt: skip
 SMALL_GPT = ("--model", "gpt:width=64,layers=2,heads=2", "--bucket-cap-mb", "0.1")  # a step takes some milliseconds
 Frames = list[Frame]
 First = TypeVar("First")
@@ -44,8 +50,6 @@ class Job:
 
     The ranks are forked by the fork server, which takes a fraction of a second. See `Request` for the arguments.
     """
-
-    process: subprocess.Popen[bytes] | Launcher
 
     def __init__(
         self,
@@ -83,34 +87,12 @@ class Job:
 
     def ranks(self) -> list[psutil.Process]:
         """The training processes, rank 0 first."""
-        assert isinstance(self.process, Launcher)
         return [psutil.Process(pid) for pid in self.process.ranks]
 
     def kill_everything(self) -> None:
         """``kill -9`` of the launcher and all ranks at once."""
         kill(family(self.process.pid))
         self.process.wait()
-
-
-class TorchrunJob(Job):
-    """A job that torchrun starts, as users start theirs; with torchrun's ``options``."""
-
-    def __init__(self, script: Path, *arguments: str, log: Path, ranks: int = 2, options: Sequence[str] = ()) -> None:
-        self.log, self._name = log, uuid.uuid4().hex
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*TORCHRUN, f"--nproc-per-node={ranks}", *options, str(script), *arguments],
-                cwd=ROOT,
-                env={**os.environ, **ENVIRONMENT, JOB: self._name},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def ranks(self) -> list[psutil.Process]:
-        """The training processes, rank 0 first."""
-        return sorted(psutil.Process(self.process.pid).children(), key=lambda process: int(process.environ()["RANK"]))
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -203,11 +185,16 @@ def running(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
 
 
 def forked_command(
-    ranks: int, streams: Path | None, script: Path | str, *arguments: str, preload: Sequence[str] = ()
+    ranks: int,
+    streams: Path | None,
+    script: Path | str,
+    *arguments: str,
+    preload: Sequence[str] = (),
+    tears_down: bool = False,
 ) -> list[str]:
     """The command that launches a forked job (see `Request`); needs the fork server's address in its environment."""
-    launcher = [sys.executable, "-m", "tests.support.forked_job", str(ranks), str(streams or "-"), ",".join(preload)]
-    return [*launcher, str(script), *arguments]
+    about = (str(ranks), str(streams or "-"), ",".join(preload), ENDS[tears_down])
+    return [sys.executable, "-m", "tests.support.forked_job", *about, str(script), *arguments]
 
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

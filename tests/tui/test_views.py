@@ -37,29 +37,31 @@ def whose(text):
 
 
 class TestEveryView:
-    @pytest.mark.parametrize("key", VIEWS)
-    async def test_takes_every_key_and_every_size(self, key):
+    async def test_takes_every_key_and_every_size(self):
         app = app_on()
         async with app.run_test(size=(80, 24)) as pilot:
-            await pilot.press(key)  # before the first frame
+            await pilot.press(*VIEWS)  # before the first frame
             await watching(pilot, [*run(12, world=3, late_rank=1), device(0), device(1, 70.0, "cuda")])
-            await pilot.press("j", "k", "m", "v", "s", "o", "T", "pagedown")
-            assert app.view is app.views.by_key[key]
-            await pilot.press("enter", "j", "escape")
-            for size in ((5, 3), (1, 1), (200, 50)):
-                await pilot.resize_terminal(*size)
-                await pilot.pause()
-                assert len(screen_text(app).splitlines()) == size[1]
+            for key in VIEWS:
+                await pilot.press(key, "j", "k", "m", "v", "s", "o", "T", "pagedown")
+                assert app.view is app.views.by_key[key]
+                await pilot.press("enter", "j", "escape")
+                for size in ((5, 3), (1, 1), (200, 50), (80, 24)):
+                    await pilot.resize_terminal(*size)
+                    await pilot.pause()
+                    assert len(screen_text(app).splitlines()) == size[1]
 
-    @pytest.mark.parametrize("key", VIEWS)
-    async def test_draws_a_bare_step(self, key):
+    async def test_draws_a_bare_step(self):
         app = app_on()
         frames = [m for m in run(40) if not (isinstance(m, Step) and m.step % 4 == 3)]
         async with app.run_test(size=(120, 36)) as pilot:
             await watching(pilot, [*frames, *(bare(rank, n) for n in range(3, 40, 4) for rank in (0, 1))])
-            await pilot.press(key, "space", "left", "left", "left", "left", "left", "m", "m", "m", "m", "m")
-            app.session.select(27)
-            await pilot.press("r", "r", "j", "enter")
+            for key in VIEWS:
+                await pilot.press(key, "space", "left", "left", "left", "left", "left", "m", "m", "m", "m", "m")
+                app.session.select(27)
+                await pilot.press("r", "r", "j", "enter")
+                assert app.view is app.views.by_key[key]
+                await pilot.press("escape", "end")
             assert app.is_running
 
     @pytest.mark.parametrize("key", VIEWS)
@@ -77,23 +79,23 @@ class TestEveryView:
             await pilot.press("space")
             assert body(app) != frozen
 
-    @pytest.mark.parametrize("key", VIEWS)
-    async def test_a_replay_looks_the_same(self, key):
+    async def test_a_replay_looks_the_same(self):
         messages = [*run(20, late_rank=1), device(0)]
         live, replayed = app_on(), replay_app(messages, every_ms=1)
         async with live.run_test(size=(120, 36)) as pilot:
             await watching(pilot, messages)
-            await pilot.press(key)
-            await until(pilot, lambda: not live.view.pending)
-            live_body = body(live)
+            drawn = {key: await self.drawn(pilot, key) for key in VIEWS}
         async with replayed.run_test(size=(120, 36)) as pilot:
-            await pilot.press("full_stop", key)
-            await until(pilot, lambda: replayed.session.over)
-            await until(pilot, lambda: replayed.session.whole.ready and not replayed.view.pending)
-            assert whose(body(replayed)) == whose(live_body)
+            await pilot.press("full_stop")
+            await until(pilot, lambda: replayed.session.over and replayed.session.whole.ready)
+            assert {key: await self.drawn(pilot, key) for key in VIEWS} == drawn
 
-    @pytest.mark.parametrize("key", VIEWS)
-    async def test_hostile_names_reach_no_cell(self, key):
+    async def drawn(self, pilot, key):
+        await pilot.press(key)
+        await until(pilot, lambda: not pilot.app.view.pending)
+        return whose(body(pilot.app))
+
+    async def test_hostile_names_reach_no_cell(self):
         evil = "\x1b[2J\x07\r\n\u202ex\u200b\x9b模e\u0301" * 20
         names = dict.fromkeys(("run_id", "host", "backend", "torch", "module", "script", "timing_source"), evil)
         sample, death = device(0), bye(1, "exception", detail=evil, phase=evil)
@@ -103,9 +105,10 @@ class TestEveryView:
         app = app_on()
         async with app.run_test(size=(100, 30)) as pilot:
             await watching(pilot, frames)
-            for keys in ([key], ["enter"], ["A"]):
-                await pilot.press(*keys)
-                assert all(line.isprintable() for line in screen_text(app).splitlines())
+            for key in VIEWS:
+                for keys in ([key], ["enter"], ["A"], ["A", "escape"]):
+                    await pilot.press(*keys)
+                    assert all(line.isprintable() for line in screen_text(app).splitlines())
 
     async def test_the_header_names_a_torch_that_is_not_tested(self):
         app = app_on()

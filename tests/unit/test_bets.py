@@ -23,6 +23,8 @@ from ddpwatch.analysis.diagnosis.late.bets import (
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 
+pytestmark = pytest.mark.same_everywhere
+
 MS = 1_000_000
 STEP_NS = 60 * MS
 Late = Callable[[int, random.Random], float]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from ddpwatch.probe.gpu_clock import EVENT_ERROR_NS, MAX_DRIFT_PPM, WINDOW_NS, GpuClockMap, Passage
 
+pytestmark = pytest.mark.same_everywhere
+
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 
 

@@ -10,6 +10,8 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.wire.messages import Beat, Message, Step
 from tests.support.frames import MS, START_NS, STEP_MS, bare, beat, bye, hello, state_of, step
 
+pytestmark = pytest.mark.same_everywhere
+
 CALM, STALL_MS = 40, 2000
 START_MS = CALM * STEP_MS  # of the stall's step
 

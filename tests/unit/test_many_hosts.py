@@ -31,6 +31,8 @@ from ddpwatch.wire.node_step import pack
 from ddpwatch.wire.transport import Envelope, Frame
 from tests.support.frames import EPOCH_NS, MS, START_NS, STEP_MS, beat, bye, hello, layout, status, step, synchronous
 
+pytestmark = pytest.mark.same_everywhere
+
 HOSTS, PER_HOST = 3, 2
 WORLD = HOSTS * PER_HOST
 AHEAD = {0: 0, 1: 5_000 * 10**9, 2: -300 * 10**9}  # ns, of each host's clock

@@ -18,6 +18,8 @@ from ddpwatch.wire.node_step import expand, pack, read, without_hooks
 from ddpwatch.wire.transport import Envelope
 from tests.support.frames import MS, bare, beat, light, step
 
+pytestmark = pytest.mark.same_everywhere
+
 NS = st.integers(-(2**62) + 1, 2**62 - 1)
 COUNT = st.integers(0, 2**53 - 1)
 PHASES = st.sampled_from(get_args(PhaseName))

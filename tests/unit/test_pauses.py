@@ -19,6 +19,8 @@ from tests.support.frames import (
 )
 from tests.unit.test_engine import incidents, late_ones
 
+pytestmark = pytest.mark.same_everywhere
+
 
 def among_others(stalls, always, meanwhile):
     """The incidents of steps of 100 ms but for these, of ranks that wait for a core during a share of the time."""

@@ -11,6 +11,8 @@ from ddpwatch.sampling.cost import ENOUGH_PAIRS, SHARE_STEPS, Cost, CostMeter
 from ddpwatch.sampling.schedule import BARE_PERIOD, COST_PER_OWN, SamplingSchedule
 from ddpwatch.wire.messages import Status, Step
 
+pytestmark = pytest.mark.same_everywhere
+
 MS = 1_000_000
 STEP_MS = 100
 

@@ -20,7 +20,11 @@ from ddpwatch.sampling.schedule import (
     schedule_of,
 )
 
-pytestmark = [pytest.mark.xdist_group("test_sampling_schedule"), pytest.mark.seconds(12)]  # not last
+pytestmark = [
+    pytest.mark.same_everywhere,
+    pytest.mark.xdist_group("test_sampling_schedule"),
+    pytest.mark.seconds(12),
+]  # not last
 MS = 1_000_000
 PERIODS = (1, 2, 4, 8, 16, 32, 64)
 BUDGET, COST_PER_OWN, LONGEST = 0.003, 10, 32

@@ -25,7 +25,7 @@ from ddpwatch.probe.session import watch
 from tests.support.guards import noting
 from tests.support.probe import gloo_group
 
-pytestmark = pytest.mark.xdist_group("sharded waits")  # FSDP2 is slow to import: by one worker only
+pytestmark = [pytest.mark.same_everywhere, pytest.mark.xdist_group("sharded waits")]
 __all__ = ["gloo_group"]
 
 

@@ -36,6 +36,8 @@ from ddpwatch.wire.messages import (
 )
 from tests.support.runs import BEGIN, hello_of, record, run_of, step_of
 
+pytestmark = pytest.mark.same_everywhere
+
 MOST_NS, MOST_COUNT, MOST_RANK = (1 << 62) - 1, (1 << 53) - 1, (1 << 20) - 1
 NS = st.sampled_from([0, 1, -1, 1_000, 10**8, 10**8 + 1, -(10**8), MOST_NS, -MOST_NS])
 LENGTH = st.sampled_from([0, 1, 10**8, MOST_NS])
@@ -135,7 +137,7 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(
     frames=runs(), selection=st.sampled_from([Selection(), Selection(first=1, stop=3), Selection(ranks=frozenset({0}))])
 )
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_frames_break_anything(frames: list[Message], selection: Selection, ordinary: Path, tmp_path: Path) -> None:
     (tmp_path / "run.mcap").unlink(missing_ok=True)  # of the example before
     source = record(tmp_path / "run.mcap", iter([(m, BEGIN + place * 10**7) for place, m in enumerate(frames)]))

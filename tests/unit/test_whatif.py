@@ -30,7 +30,7 @@ from ddpwatch.wire.messages import Step
 from tests.support.whatif import DATA_MS, MS, MadeUpJob, built, edited, line, refused
 from tests.unit.test_whatif_cost import wire
 
-pytestmark = [pytest.mark.xdist_group("test_whatif"), pytest.mark.seconds(15)]  # not last
+pytestmark = [pytest.mark.same_everywhere, pytest.mark.xdist_group("test_whatif"), pytest.mark.seconds(15)]  # not last
 JOB = MadeUpJob()
 GLOO = JOB.but(backend="gloo", speeds=Speeds(2, 0.5, 0.0, 0.0), cost=line(1.5, 4.0))
 SLOWED = GLOO.but(speeds=Speeds(2, 0.5, 0.2, 0.0), wire_jitter=0.25)

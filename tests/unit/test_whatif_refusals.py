@@ -15,7 +15,7 @@ from ddpwatch.whatif.scenarios import Change
 from ddpwatch.wire.messages import BucketLayout, FrameError, Hello, Layout, Message, Step, decode
 from tests.support.whatif import MadeUpJob, built, edited, refused
 
-pytestmark = [pytest.mark.xdist_group("test_whatif"), pytest.mark.seconds(15)]  # not last
+pytestmark = [pytest.mark.same_everywhere, pytest.mark.xdist_group("test_whatif"), pytest.mark.seconds(15)]  # not last
 JOB = MadeUpJob()
 
 

@@ -6,6 +6,8 @@ from ddpwatch.analysis.diagnosis.words.verdict import of_incident
 from ddpwatch.wire.messages import Device, Group, Layout, RankSample, Span
 from tests.support.frames import MS, START_NS, hello, layout, state_of, step
 
+pytestmark = pytest.mark.same_everywhere
+
 SECOND = 1000 * MS
 
 

@@ -7,7 +7,8 @@ the ``SystemExit`` of a handler) must arrive at the job; then the next model, th
 nothing had been.
 
 ``--list`` only finds the functions, ``--part=TEXT`` tries some, ``--not-in=SHAPE`` those that another shape does not
-call. Leaves ``RANK.json``: the functions, those that the job's code calls directly, and all that went wrong.
+call, or calls from elsewhere. Leaves ``RANK.json``: the functions, those that the job's code calls directly, and all
+that went wrong.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -150,36 +151,47 @@ class Tracer:
 
     def __init__(self, target: str | None = None, error: BaseException | None = None) -> None:
         self.step = -1
-        self.called: Counter[str] = Counter()
+        self.called: defaultdict[str, set[str]] = defaultdict(set)  # by which functions
         self.later: set[str] = set()
         self.doors: dict[str, str] = {}
         self.fired = False
         self.armed_from = LATER
         self._target, self._error = target, error
 
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or (name := name_of(frame.f_code)) is None:
-            return
-        if self._target is None:
-            self._note(name, frame)
-        elif name == self._target and self.step >= self.armed_from and not self.fired and self._can_come():
-            self.fired = True
-            assert self._error is not None
-            raise self._error
+    def start(self) -> None:
+        """Traces this thread."""
+        sys.setprofile(self._note if self._target is None else self._raise_in(CODES[self._target]))
+
+    def _raise_in(self, codes: set[int]) -> Callable[[FrameType, str, Any], None]:
+        """By identity, as a code's hash takes longer than all else here."""
+
+        def look(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and id(frame.f_code) in codes and self.step >= self.armed_from and self._can_come():
+                self.fired = True
+                assert self._error is not None
+                raise self._error
+
+        return look
 
     def _can_come(self) -> bool:
-        """A signal is handled on the main thread."""
-        return isinstance(self._error, Exception) or threading.current_thread() is threading.main_thread()
+        """Once; a signal is handled on the main thread."""
+        here = isinstance(self._error, Exception) or threading.current_thread() is threading.main_thread()
+        return here and not self.fired
 
-    def _note(self, name: str, frame: FrameType) -> None:
-        self.called[name] += 1
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event != "call" or (name := name_of(frame.f_code)) is None:
+            return
+        CODES[name].add(id(frame.f_code))
+        caller = "" if frame.f_back is None else frame.f_back.f_code.co_qualname
+        ours = frame.f_back and name_of(frame.f_back.f_code)
+        self.called[name].add(ours or caller)
         if LATER <= self.step < STEPS:
             self.later.add(name)
-        caller = frame.f_back
-        if caller is None or name_of(caller.f_code) is None:
-            self.doors.setdefault(name, "" if caller is None else caller.f_code.co_name)
+        if ours is None:
+            self.doors.setdefault(name, caller)
 
 
+CODES: defaultdict[str, set[int]] = defaultdict(set)  # of each function that was called
 NAMES: dict[CodeType, str | None] = {}
 PACKAGE = ""
 
@@ -203,7 +215,8 @@ def trace_completions(completions: Any) -> None:
     def follow(self: Any, pending: Any, call: Callable[[], object]) -> None:
         def traced_call() -> None:
             before = sys.getprofile()
-            sys.setprofile(tracer)
+            if tracer is not None:
+                tracer.start()
             try:
                 call()
             finally:
@@ -219,7 +232,7 @@ def traced(by: Tracer) -> Any:
     global tracer
     tracer = by
     if by.armed_from < 0:
-        sys.setprofile(by)
+        by.start()
     try:
         yield
     finally:
@@ -259,7 +272,7 @@ def watched(build: Callable[[], nn.Module], by: Tracer, session: ModuleType) -> 
     def reached(step: int) -> None:
         by.step = step
         if step == by.armed_from:  # not before: a traced step takes twice as long
-            sys.setprofile(by)
+            by.start()
         session.mark("a step")
 
     from ddpwatch.job import auto
@@ -292,6 +305,7 @@ class Trial:
     def __init__(self, name: str, unwatched: str, session: ModuleType, said: list[str]) -> None:
         self.name, self._unwatched, self._session, self._said = name, unwatched, session, said
         self.wrong: list[str] = []
+        self.raised: set[str] = set()
         self.tried: Counter[str] = Counter()
         self._interrupted = ""  # what a signal has ended right before
 
@@ -302,7 +316,7 @@ class Trial:
         self._expect(digest == self._unwatched, "watched, it trains otherwise")
         return found
 
-    def error(self, function: str, later: bool, here: bool) -> None:
+    def error(self, function: str, later: bool) -> None:
         """An error of ddpwatch's, on this rank only if it is called here: one warning at most."""
         by = Tracer(function, InjectedError("of nobody's business"))
         by.armed_from = LATER if later else -1
@@ -315,8 +329,8 @@ class Trial:
             self._expect(False, f"{function} raises {type(error).__name__} in the job{after}")
             close(self._session)
             return
-        self.tried["error"] += by.fired
-        self.tried["not called again"] += here and not by.fired
+        if by.fired:
+            self.raised.add(function)
         self._expect(digest == self._unwatched, f"{function} changes the parameters{after}")
         self._expect(len(self._said) <= 1, f"{function} warns more than once: {self._said}")
         self._expect("nobody's" not in " ".join(self._said), f"{function}: the error's own words are ours")
@@ -378,7 +392,7 @@ def main() -> None:
     only = [word for word in sys.argv[2:] if not word.startswith("--")]
     part = next((word.removeprefix("--part=") for word in sys.argv if word.startswith("--part=")), "")
     apart_from = [word.removeprefix("--not-in=") for word in sys.argv if word.startswith("--not-in=")]
-    tried_there = {one for name in apart_from for one in Trial(name, unwatched[name], session, []).functions().called}
+    tried_there = [Trial(name, unwatched[name], session, []).functions().called for name in apart_from]
     for name in only or SHAPES:
         trial = Trial(name, unwatched[name], session, warnings.said)
         found = trial.functions()
@@ -386,7 +400,8 @@ def main() -> None:
         result["functions"][name] = functions
         result["doors"] |= found.doors
         if RANK == 0:
-            store.set(f"functions/{name}", json.dumps([one for one in functions if one not in tried_there]))
+            new = [one for one in functions if not any(found.called[one] <= there[one] for there in tried_there)]
+            store.set(f"functions/{name}", json.dumps(new))
         if "--list" in sys.argv:
             result["wrong"] += trial.wrong
             continue
@@ -399,10 +414,17 @@ def main() -> None:
             if number < len(signals):
                 trial.signal(signals[number], number)
                 dist.barrier()
-            trial.error(function, function in found.later, function in functions)
+            trial.error(function, function in found.later)
             dist.barrier()
+        missed = [one for one in functions if one in tried and one not in trial.raised]
+        store.set(f"missed/{name}/{RANK}", json.dumps(missed))
+        for rank in range(dist.get_world_size()):  # what comes with a delay, say, may come now
+            for function in json.loads(store.get(f"missed/{name}/{rank}")):
+                trial.error(function, function in found.later)
+                dist.barrier()
+        trial.tried["not called again"] = sum(one not in trial.raised for one in missed)
         result["wrong"] += trial.wrong
-        result["tried"][name] = dict(trial.tried)
+        result["tried"][name] = {"error": len(trial.raised), **trial.tried}
     (folder / f"{RANK}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()

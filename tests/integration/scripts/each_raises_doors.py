@@ -32,4 +32,5 @@ DOORS = {
 NOT_FOR_SIGNALS = (
     "probe.gc_pauses:", "probe.hooks:DdpProbe._done", "probe.recorder:StepRecorder.bucket_done",
     "run.blackbox:BlackBox.done", "probe.forwards:SeenForwards.close", "probe.forwards:SeenForwards.forget_buffers",
+    "probe.comm_hooks:_end_with_the_last",
 )  # fmt: skip

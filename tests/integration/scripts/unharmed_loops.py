@@ -1,7 +1,7 @@
-"""Loops without a wrapper, in which watching has done harm before: ``unharmed_loops.py NAME``.
+"""Loops without a wrapper, in which watching has done harm before: ``unharmed_loops.py NAME...``.
 
-Each takes some steps, so that it is watched, and then does what its docstring says. It prints all that must be as if
-nobody watched. It knows nothing of ddpwatch.
+The job takes some steps, so that it is watched, and then does what each one's docstring says. It prints all that must
+be as if nobody watched. It knows nothing of ddpwatch.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def compiles(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
             counter = CompileCounter()
             outcome = tried(torch.compile(function, backend=counter, fullgraph=whole), torch.ones(4))
             print(function.__name__, whole, counter.frame_count, counter.op_count, outcome)
-    for step in (plain.step, optimizer.step, lambda: plain.step(), lambda: optimizer.step()):
+    torchs = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in (plain.step, torchs.step, lambda: plain.step(), lambda: torchs.step()):
         for whole in (True, False):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -272,17 +273,20 @@ def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int) 
     print([parameter.sum().item().hex() for parameter in model.parameters()])
 
 
-def main(name: str) -> None:
+def main(names: list[str]) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    if name in ("odd_optimizers", "sees_each_function"):  # also where nothing is watched yet
+    early = [name for name in ("odd_optimizers", "sees_each_function") if name in names]  # where nothing is watched yet
+    for name in early:
         CASES[name](model, optimizer)
     steps(model, optimizer, 4)
-    CASES[name](model, optimizer)
+    for name in names:
+        print("==", name)
+        CASES[name](model, optimizer)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -211,7 +211,7 @@ def compiled_step(optimizer_of: Callable[[DDP], torch.optim.Optimizer], **option
     print("graphs", counters["stats"]["unique_graphs"], "calls", counters["stats"]["calls_captured"])
 
 
-@case("torch.compile(optimizer.step), own")
+@case("torch.compile(optimizer.step), own", slow=True)
 def compiled_own_optimizer() -> None:
     """one of the job's own, which is one graph; also with `fullgraph=True`"""
     for fullgraph in (False, True):
@@ -219,7 +219,7 @@ def compiled_own_optimizer() -> None:
         print("breaks", sum(counters["graph_break"].values()))
 
 
-@case("torch.compile(optimizer.step), torch's")
+@case("torch.compile(optimizer.step), torch's", slow=True)
 def compiled_optimizer() -> None:
     """as many graphs"""
     compiled_step(sgd)
@@ -586,7 +586,7 @@ def compiled_ddp() -> None:
     compiled("aot_eager", inner=False)
 
 
-@case("DDP(torch.compile(module)), aot_eager")
+@case("DDP(torch.compile(module)), aot_eager", slow=True)
 def compiled_module() -> None:
     """one graph; all gradients at its end"""
     compiled("aot_eager", inner=True)
