@@ -149,8 +149,8 @@ def test_the_collector_is_killed_too(tmp_path: Path) -> None:
     assert min(row["steps"] for row in report["ranks"]) >= 3
 
 
-@pytest.mark.seconds(20)
-@pytest.mark.parametrize("kills", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.seconds(12)
+@pytest.mark.parametrize("kills", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_everything_is_killed_at_random_moments(kills: int, run_directory: Path) -> None:
     """Ranks and collector of whole jobs: every recording opens, and what is missing is from the last second.
 

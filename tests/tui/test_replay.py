@@ -446,25 +446,13 @@ class TestKeys:
             assert "0:05/4:" in screen_text(app)
 
     async def test_go_to_a_step_and_a_time(self, long_recording):
+        """Also to steps beyond those kept."""
         app = self.app(long_recording)
         async with app.run_test(size=(120, 36)) as pilot:
             await until(pilot, lambda: app.session.state.frames)
             await pilot.press("g", *"700", "enter")
             await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 700)
             assert "step 700 of 700 (paused)" in screen_text(app)
-            await pilot.press("g", *"1:30", "enter")
-            await until(pilot, lambda: round(app.feed.position_s) == 90 and not app.session._seeking)
-            assert "1:30/4:" in screen_text(app)
-            await pilot.press("g", *"later", "enter")
-            await until(pilot, lambda: app._notifications)
-            assert round(app.feed.position_s) == 90
-
-    async def test_steps_beyond_those_kept(self, long_recording):
-        app = self.app(long_recording)
-        async with app.run_test(size=(120, 36)) as pilot:
-            await until(pilot, lambda: app.session.state.frames)
-            await pilot.press("g", *"700", "enter")
-            await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == 700)
             await pilot.press("right_square_bracket")
             await until(pilot, lambda: app.session.step_shown.step == 701)
             await pilot.press("left_square_bracket", "left_square_bracket")
@@ -475,6 +463,12 @@ class TestKeys:
             await pilot.press("left_square_bracket")
             await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == oldest - 1)
             assert f"step {oldest - 1} of {oldest - 1} (paused)" in screen_text(app)
+            await pilot.press("g", *"1:30", "enter")
+            await until(pilot, lambda: round(app.feed.position_s) == 90 and not app.session._seeking)
+            assert "1:30/4:" in screen_text(app)
+            await pilot.press("g", *"later", "enter")
+            await until(pilot, lambda: app._notifications)
+            assert round(app.feed.position_s) == 90
 
     async def test_home_loop_and_speed(self, long_recording):
         app = self.app(long_recording)
