@@ -320,9 +320,10 @@ def run_with_dashboard(
             return found
 
         watched: list[RunInfo] = []
+        left = ""
         try:
             spec = partial(AttachSpec, job=launch.command, output=output.buffer, why=launch.why)
-            run_dashboard(spec(list_runs=runs, open_source=partial(LiveSource, budget_ppm=budget_ppm)))
+            left = run_dashboard(spec(list_runs=runs, open_source=partial(LiveSource, budget_ppm=budget_ppm)))
         except JobOverError:
             pass
         except DdpwatchError as error:  # for example, the settings cannot be read
@@ -330,7 +331,9 @@ def run_with_dashboard(
         over = False
         with contextlib.suppress(DdpwatchError, OSError):
             over = bool(watched) and not launch.runs()
-        code = _show_output(process, output, "the run is over, its command is not" if over else "the job goes on")
+        state = "the run is over, its command is not" if over else "the job goes on"
+        again = f"; ddpwatch attach {left}, in another terminal, shows it again" if left and not over else ""
+        code = _show_output(process, output, f"{state}; Ctrl-C ends it{again}")
     for text in [*output.notes(), *(launch.recorded() if watched else launch.without_run())]:
         print(f"ddpwatch: {text}", file=sys.stderr)
     launch.forget_startup()
@@ -355,7 +358,7 @@ def _show_output(process: subprocess.Popen[bytes], output: OutputPipe, state: st
     sys.stdout.buffer.writelines(io.BytesIO(block).readlines()[-20:])
     offset = _print_from(output.buffer, start + len(block))
     if not over:
-        print(f"ddpwatch: {state}; Ctrl-C ends it", file=sys.stderr)
+        print(f"ddpwatch: {state}", file=sys.stderr)
         while process.poll() is None:
             offset = _print_from(output.buffer, offset)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -23,12 +23,14 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Severity
 from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.kinds import Kind
+from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.figures import OverlapFigures
 from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import p50, student
-from ddpwatch.common.text import two_digits
+from ddpwatch.common.text import clean, two_digits
 from ddpwatch.common.units import NS_PER_MS
+from ddpwatch.wire.messages import Hello
 
 SMALLEST = 0.01  # of the step time
 SMALLEST_OVERLAP = 0.02
@@ -40,6 +42,7 @@ STEPS_PER_BLOCK = 5
 MOST_AUTOCORRELATION = 0.15  # of neighbouring blocks
 RESAMPLES = 2000
 FEWEST_STEPS = 20
+MOST_NAMED = 4  # of what differs before training
 _NEED_COMPLETIONS = ("exposed_comm", "other")  # without completions, one cannot be separated from the other
 _PHASE_NAMES = {
     "data": "waiting for data", "between": "the time between optimizer and forward", "forward": "the forward",
@@ -59,6 +62,7 @@ class RunSeries:
             completions were timed.
         overlap: Overlap of each step that communicated.
         shown: Means of the phases (ms), where a page shows them; the medians of these steps otherwise.
+        setup: What it ran on, as texts by name (`setup_of`).
     """
 
     name: str
@@ -66,6 +70,7 @@ class RunSeries:
     phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     overlap: list[float] = field(default_factory=list)
     shown: Mapping[str, float | None] = field(default_factory=dict)
+    setup: Mapping[str, str] = field(default_factory=dict)
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Adds one step, as far as it is known."""
@@ -207,8 +212,37 @@ def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> FigureCh
     return FigureChange(by, by - reach, by + reach, abs(by) >= least and abs(by) > reach)
 
 
+def setup_of(hello: Hello | None) -> dict[str, str]:
+    """Returns what a run ran on, by a rank's introduction; empty without one."""
+    if hello is None:
+        return {}
+    return {
+        "ranks": str(hello.world_size),
+        "model": hello.module,
+        "parameters": f"{hello.parameters:,}",
+        "device": hello.device_name or hello.device_kind,
+        "backend": hello.backend,
+        "torch": hello.torch,
+        "timed by": timed_by(hello.timing_source),
+        **{f"ddp {name}": str(value) for name, value in sorted(hello.ddp.items())},
+    }
+
+
+def _other_setup(a: RunSeries, b: RunSeries) -> str:
+    """Returns in what two runs differ before they train, as far as both have said it; empty if in nothing."""
+    differing = [name for name, value in a.setup.items() if b.setup.get(name, value) != value]
+    named = [f"{name} {clean(a.setup[name])} and {clean(b.setup[name])}" for name in differing[:MOST_NAMED]]
+    more = f", {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
+    return f"; not the same set-up: {', '.join(named)}{more}" if named else ""
+
+
 def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
     """Compares run B with run A."""
+    found = _compared(a, b, seed)
+    return replace(found, text=found.text + _other_setup(a, b))
+
+
+def _compared(a: RunSeries, b: RunSeries, seed: int) -> Difference:
     if min(len(a.step), len(b.step)) < FEWEST_STEPS:
         return Difference(a.name, b.name, None, None, None, "unknown", "", None, _too_short(a, b))
     blocks_a, blocks_b = _block_medians(a.step), _block_medians(b.step)

@@ -28,6 +28,7 @@ from ddpwatch.cli.options import (
 from ddpwatch.cli.shared import (
     alert_calls,
     endpoint_of,
+    interrupt_once,
     is_plain,
     is_recording,
     no_baseline,
@@ -254,6 +255,7 @@ def record(
     from ddpwatch.viewer.capture import capture
     from ddpwatch.viewer.live_source import LiveSource, may_go_on
 
+    interrupt_once()
     budget_ppm = parse_detail(detail or "normal")
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = resolve(run)
@@ -402,7 +404,8 @@ def _show(
         open_source=lambda name: sources.pop(name, None) or LiveSource(name, budget_ppm),
     )
     try:
-        run_dashboard(live, theme, ascii_only, baseline)
+        if left := run_dashboard(live, theme, ascii_only, baseline):
+            say(f"ddpwatch: {left} trains on; ddpwatch attach {endpoint or left} shows it again")
     finally:
         for source in sources.values():
             source.close()

@@ -39,7 +39,7 @@ Ranks = Annotated[str | None, typer.Option("--ranks", metavar="LIST", help="Only
 MaxSize = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Cap the recording, e.g. at 2GB, by removing its oldest parts.")
 ]
-Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep the hook fires of every Nth step only.")]
+Every = Annotated[int, typer.Option(metavar="N", min=1, help="Keep when gradients were ready of every Nth step only.")]
 Run = Annotated[
     str | None,
     typer.Argument(

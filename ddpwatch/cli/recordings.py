@@ -194,13 +194,16 @@ def whatif(
     link: Annotated[str | None, typer.Option(metavar="X", help="Networks X times as fast, e.g. 2,10.")] = None,
     without_rank: Annotated[int | None, typer.Option(metavar="R", help="With rank R as fast as the others.")] = None,
     no_input: Annotated[bool, typer.Option("--no-input", help="Without waits for data.")] = False,
-    world: Annotated[str | None, typer.Option("--ranks", metavar="N", help="With N ranks, e.g. 8,16.")] = None,
+    world: Annotated[str | None, typer.Option("--ranks", metavar="N", help="With N ranks in all, e.g. 8,16.")] = None,
     accumulate: Annotated[
         str | None, typer.Option(metavar="K", help="Reduce gradients once in K batches, e.g. 2,4.")
     ] = None,
     bucket_view: Annotated[bool, typer.Option("--bucket-view", help="With gradient_as_bucket_view.")] = False,
     static_graph: Annotated[bool, typer.Option("--static-graph", help="With static_graph.")] = False,
-    free: Annotated[bool, typer.Option("--free", help="With communication that takes no time: the bound.")] = False,
+    free: Annotated[
+        bool,
+        typer.Option("--free", help="With communication for free: the most that caps, hooks, links can save."),
+    ] = False,
     wire: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Costs of collectives, measured by python -m ddpwatch.whatif.sweep."),
@@ -280,7 +283,9 @@ def export(
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="FORMAT", help="One of chrome, csv, parquet, ndjson (default: as OUT ends, or chrome)."
+            "--format",
+            metavar="FORMAT",
+            help="One of chrome, csv, parquet, ndjson (default: as OUT ends).",
         ),
     ] = None,
     anonymize: Annotated[

@@ -24,6 +24,18 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def interrupt_once() -> None:
+    """Lets the first Ctrl-C end the command, and has further ones ignored: what it ends takes a moment."""
+    import signal
+
+    def interrupt(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
+
+
 def say_recording(file: Path, budget_ppm: int) -> None:
     """Says what a recording will hold."""
     from ddpwatch.sampling.lease import detail_name, detail_sentence

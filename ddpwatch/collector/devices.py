@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import zmq
 
+from ddpwatch.collector.busy_processes import BusyProcesses, is_short_of_cores
 from ddpwatch.collector.gpus import Gpus
 from ddpwatch.collector.host_counters import HostCounters
 from ddpwatch.collector.network import NetCounters
@@ -48,13 +49,16 @@ class DeviceThread(threading.Thread):
 
     def run(self) -> None:
         """Samples until `stop`."""
-        devices, ranks = DeviceSampler(), RankSampler()
+        devices, ranks, processes = DeviceSampler(), RankSampler(), BusyProcesses()
         with self._context.socket(zmq.PUSH) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(_SAMPLES)
             while not self._stopping.wait(SAMPLE_S):
                 with contextlib.suppress(zmq.Again, OSError, psutil.Error):  # no memory or files just now: one less
-                    samples: list[Message] = [*devices.sample(), *ranks.sample(self._pids())]
+                    host, *gpus = devices.sample()
+                    of_ranks = ranks.sample(self._pids())
+                    host.busy = processes.sample(is_short_of_cores(host, of_ranks), host.at_ns)
+                    samples: list[Message] = [host, *gpus, *of_ranks]
                     for sample in samples:
                         socket.send(encode(sample), zmq.DONTWAIT)
 

@@ -26,6 +26,7 @@ from ddpwatch.wire.messages import (
     FEATURES,
     Beat,
     BucketLayout,
+    BusyProcess,
     Bye,
     ClockExchange,
     Device,
@@ -151,6 +152,10 @@ def _lines(lines: list[SampledLine]) -> list[SampledLine]:
     ]
 
 
+def _processes(busy: list[BusyProcess]) -> list[BusyProcess]:
+    return [BusyProcess(0, word("process", process.name), process.cpu) for process in busy]
+
+
 _PHASE = _word("phase", "|".join(PHASES))
 _PRODUCT = _word("device", r"(?:NVIDIA|Tesla|GeForce|Quadro|GRID|AMD|Intel)[A-Za-z0-9 .()+-]{1,60}|\d+ CPUs")
 _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
@@ -190,6 +195,7 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
         "uuid": _word("device"),
         "name": _PRODUCT,
         "net_faulty": _word("interface", r"(?:eth|ib|bond)\d{1,3}|lo"),
+        "busy": _processes,
     },
     ClockExchange: {
         "node_boot_id": _word("boot"),

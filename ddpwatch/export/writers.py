@@ -22,16 +22,21 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.wire.messages import ClockExchange, type_name
 
 FORMATS = ("chrome", "csv", "parquet", "ndjson")
-OF_SUFFIX = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv", ".parquet": "parquet"}  # of the output's name
+OF_SUFFIX = {  # of the output's name
+    "": "chrome", ".json": "chrome", ".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv", ".parquet": "parquet",
+}  # fmt: skip
 
 
 def format_for(out: Path) -> str:
-    """Returns the format that the output's name asks for; `chrome` if it asks for none.
+    """Returns the format that the output's name asks for; `chrome` if it has no ending.
 
     Raises:
-        UsageError: It is the name of one table, and the format has several.
+        UsageError: It asks for another one, or is the name of one table, and the format has several.
     """
-    form = OF_SUFFIX.get(out.suffix.lower(), "chrome")
+    form = OF_SUFFIX.get(out.suffix.lower())
+    if form is None:
+        hint = "end it in .json (a Perfetto trace) or .ndjson (frames), or give --format chrome, ndjson, csv or parquet"
+        raise UsageError(f"{out}: export does not write {out.suffix} files", hint)
     if form in ("csv", "parquet") and not out.is_dir():
         tables = f"{form} is a directory of tables, and {out} looks like one file"
         raise UsageError(tables, f"give --format {form} -o {out.with_suffix('')}")

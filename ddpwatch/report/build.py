@@ -18,6 +18,7 @@ from ddpwatch.analysis.compare import (
     changed_incidents,
     compare,
     figures_of,
+    setup_of,
 )
 from ddpwatch.analysis.figures import RecordingFigures, Report, overlap_figures, phases_figures
 from ddpwatch.analysis.findings import findings, notes
@@ -29,7 +30,7 @@ from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
-from ddpwatch.wire.messages import Layout
+from ddpwatch.wire.messages import Hello, Layout
 from ddpwatch.wire.transport import Frame
 
 
@@ -145,7 +146,12 @@ def compare_recordings(
 def _run(recording: Recording, series: RunSeries, selection: Selection, note: Callable[[str], object]) -> ComparedRun:
     run = Run(_expected(selection), source=str(recording.path))
     recording.check(selection)
-    for across in run.steps(recording.select(selection)):
+    for message, envelope in recording.select(selection):
+        if isinstance(message, Hello) and not (series.setup and message.rank):  # the lowest rank's, if it is there
+            series.setup = setup_of(message)
+        for across in run.apply_message(message, envelope.received_ns, envelope.frame):
+            series.add_step(across)
+    for across in run.rest():
         series.add_step(across)
     for text in (*recording.notes, *recording.left_out):
         note(f"{series.name}: {text}")

@@ -48,7 +48,7 @@ def _incidents(found: RunDifference) -> list[str]:
     rows = found.incidents
     lines = [
         f"  only {clean(row.run)}: [{row.severity}] {clean(named(row.kind, row.message))}"
-        f" ({percent(row.share, 1)} of the run)"
+        f" ({percent(row.share, 1)} of all ranks' time)"
         for row in rows[:MOST_INCIDENTS]
     ]
     return [*lines, *([f"  … {len(rows) - MOST_INCIDENTS} more"] if len(rows) > MOST_INCIDENTS else [])]

@@ -32,7 +32,7 @@ def rests_on(report: Report) -> str:
     """Returns how many steps show communication, or that they are too few."""
     full, steps = report.steps.full, report.steps.averaged
     few = f", of {ENOUGH_FULL} needed: too few steps" if 0 < full < ENOUGH_FULL else ""
-    return f"from {full} of {steps} steps{few}"
+    return f"from the {full} of {steps} steps that are timed in full{few}"
 
 
 def exposed_parts(overlap: OverlapFigures) -> dict[str, str]:

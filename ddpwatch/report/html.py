@@ -15,12 +15,13 @@ import msgspec
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.groups import RoleOf
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
-from ddpwatch.common.text import clean
+from ddpwatch.common.text import UNKNOWN, clean
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.headline import tiles
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
@@ -45,6 +46,7 @@ def render_html(report: Report, outline: Outline, layouts: list[Layout], version
     shown = [*collective_tables(report), *map(explanation_table, report.explained)]
     data = {
         "report": _cleaned(report.as_json()),
+        "timed_by": timed_by(clean(report.run.timing_source or UNKNOWN)),
         "tiles": list(tiles(report).items()),
         "phases": phase_table(report).rows,
         "collectives": _cleaned([(found.title, found.header, found.rows) for found in shown]),

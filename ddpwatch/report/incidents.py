@@ -8,7 +8,7 @@ from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
-from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.figures import Report
@@ -17,7 +17,6 @@ from ddpwatch.common.units import NS_PER_S
 from ddpwatch.errors import DdpwatchError, UsageError
 
 MOST_INCIDENTS = 20
-LEAST_SHARE = 0.0005  # of the run: less is shown as 0
 ANY = "any"
 
 
@@ -40,7 +39,7 @@ def facts(row: IncidentFigures, report: Report) -> str:
         found.append(f"every {ordinal(row.period)} step")
     if row.seconds and row.share and row.share >= LEAST_SHARE:
         unit = rank_seconds(report.run.timing_source)
-        found.append(f"{seconds_text(row.seconds * NS_PER_S)} {unit}, {share_text(row.share)} of the run")
+        found.append(f"{seconds_text(row.seconds * NS_PER_S)} {unit}, {share_text(row.share)} of all ranks' time")
     if row.gain:
         found.append(f"while it lasts, a step would be {percent(row.gain, 1)} shorter without it")
     if row.kind != "death":

@@ -63,14 +63,17 @@ _IN_STEP = frozenset({"ready ms", "launch ms", "done ms", "params"})  # of one c
 # Title, and columns that do not apply, by what is communicated
 UNITS: Mapping[str, tuple[str, frozenset[str]]] = {
     "bucket": (
-        "Collectives of DDP's buckets (p50, from the start of the backward)",
+        "Collectives of DDP's buckets (from the start of the backward; medians, which do not add up)",
         frozenset({"group", "place", "collective", "steps", "a step", "wait ms"}),
     ),
     "group": (
-        "Collectives of FSDP2's parameter groups (p50, from the start of the forward)",
+        "Collectives of FSDP2's parameter groups (from the start of the forward; medians, which do not add up)",
         frozenset({"bucket", "place", "steps", "a step", "wait ms"}),
     ),
-    "call": ("Collectives by the place that issues them (p50 of all in a step)", _IN_STEP | {"bucket"}),
+    "call": (
+        "Collectives by the place that issues them (of all in a step; medians, which do not add up)",
+        _IN_STEP | {"bucket"},
+    ),
 }
 
 

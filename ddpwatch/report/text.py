@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.figures import Report, StepCounts
 from ddpwatch.common.text import UNKNOWN, clean, percent, size, table
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.headline import exposed_sentence, step_sentence
 from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
+from ddpwatch.sampling.cost import NO_COST
 from ddpwatch.sampling.lease import FULL_PPM, detail_name, detail_sentence
 
 BAR_WIDTH = 76
@@ -21,13 +23,13 @@ def render_report(report: Report) -> str:
 
 
 def cost_sentence(report: Report) -> str:
-    """Returns the overhead; empty if that is not known."""
+    """Returns the overhead, or why it is not known."""
     cost = report.cost
     if cost.ratio is None:
-        return ""
+        return f"overhead {UNKNOWN}: {NO_COST}"
     return (
         f"overhead {percent(cost.ratio, 2)} of the step (95 % interval {percent(cost.low, 2)} to "
-        f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with bare steps; "
+        f"{percent(cost.high, 2)}, from {cost.pairs} comparisons with steps that are not watched; "
         f"the collector's part: {percent(cost.collector, 2)})"
     )
 
@@ -54,14 +56,14 @@ def _head(report: Report) -> list[str]:
     hosts = ", ".join(clean(host) for host in run.hosts) or UNKNOWN
     if len(run.hosts) > NAMED_HOSTS:
         hosts = f"{len(run.hosts)} hosts"
-    source = clean(run.timing_source or UNKNOWN)
+    source = clean(timed_by(run.timing_source or UNKNOWN))
     lines = [
         f"{clean(run.id or 'run')}: {clean(run.model or '?')} on {run.world_size or UNKNOWN} ranks "
         f"({_parallel(report)}{clean(run.backend or '?')}, torch {clean(run.torch or '?')}, {hosts}), "
-        f"times from {source} stamps",
+        f"timed by {source}",
         f"{steps.count} step{'s' * (steps.count != 1)} "
-        f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} light, "
-        f"{steps.unwatched} bare{_unresolved(steps)})",
+        f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} timed in part, "
+        f"{steps.unwatched} duration only{_unresolved(steps)})",
         step_sentence(report),
         exposed_sentence(report),
     ]

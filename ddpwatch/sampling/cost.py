@@ -22,6 +22,7 @@ from ddpwatch.wire.messages import Status, Step
 
 KEEP_PAIRS = 2048
 ENOUGH_PAIRS = 8
+NO_COST = "too few steps to compare"  # what is said then
 FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
 SHARE_STEPS = 512  # for the shares of the levels and the median step

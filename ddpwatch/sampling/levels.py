@@ -26,7 +26,7 @@ ORDINARY = frozenset((FULL, LIGHT, BARE))  # their duration is known and holds f
 _COUNTED = frozenset((FULL, LIGHT))
 _BARE = frozenset((BARE, UNRESOLVED))
 _UNTIMED = _BARE | {LIGHT}
-_NAMES = {"warmup": "warm-up", LIGHT: "light", BARE: "bare"}
+_NAMES = {"warmup": "warm-up", LIGHT: "timed in part", BARE: "duration only"}
 
 
 def is_counted(status: StepStatus) -> bool:

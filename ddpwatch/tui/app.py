@@ -29,6 +29,7 @@ from ddpwatch.tui.explaining import Explaining
 from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplayFeed, ReplaySpec, open_feed
 from ddpwatch.tui.feed import events as posted
 from ddpwatch.tui.keys import COMMANDS, LIVE_ONLY, NAVIGATION, REPLAY_ONLY
+from ddpwatch.tui.models.overview import Link
 from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
 from ddpwatch.tui.models.rank_filter import selecting
 from ddpwatch.tui.models.whole import WholeRecording
@@ -437,7 +438,7 @@ def _whole_run(spec: FeedSpec) -> WholeRecording | None:
 
 def run_dashboard(
     spec: FeedSpec, theme: str | None = None, ascii_only: bool | None = None, baseline: Path | None = None
-) -> int:
+) -> str:
     """Shows a run, or a recording, until the user quits.
 
     Args:
@@ -447,7 +448,7 @@ def run_dashboard(
         baseline: A recording to compare with.
 
     Returns:
-        The exit code.
+        The live run that goes on without it; empty if there is none.
 
     Raises:
         DdpwatchError: There is no usable run directory, or a recording or the settings cannot be read.
@@ -460,4 +461,4 @@ def run_dashboard(
     app.run()
     if app.failure is not None:
         raise app.failure
-    return app.return_code or 0
+    return app.session.state.run_id if app.session.overview.link.link is Link.LIVE else ""

@@ -15,6 +15,8 @@ from ddpwatch.tui.views.base import RunView
 
 WIDTHS = [(0, "-tiny"), (70, "-narrow"), (100, "-wide")]  # of the screen: its class from each on
 HEIGHTS = [(0, "-low"), (4, "-high")]
+SHORT = {"Collectives": "Comm"}  # names of views, below this width
+ROOMY = 84
 BAR_CSS = """
     BottomBar { height: 1; background: $bar-background; }
     ViewTabs, ViewTabs > #tabs-scroll { width: auto; height: 1; }
@@ -22,7 +24,6 @@ BAR_CSS = """
     ViewTabs Underline { display: none; }
     ViewTabs Tab { color: $bar-text; text-style: none; padding: 0 0 0 1; }
     ViewTabs Tab.-active { color: $bar-tab-text; background: $bar-tab; text-style: $bar-style; }
-    .-narrow ViewTabs #collectives { width: 10; text-wrap: nowrap; text-overflow: ellipsis; }
     .-wide ViewTabs Tab { padding: 0 1; }
     .-low BottomBar { display: none; }
     .-tiny ViewTabs Tab { width: 3; }
@@ -40,13 +41,15 @@ class ViewTabs(Tabs, can_focus=False):
 
 
 class Keys(Footer, can_focus=False):
-    """The keys that fit with their names, and the first in any case."""
+    """The keys that fit with their names, and the first in any case, if need be without."""
 
     def compose(self) -> ComposeResult:
         room = width = self.size.width
         for key in super().compose():
             assert isinstance(key, FooterKey)
             needed = cell_len(key.key_display + key.description) + 3
+            if room == width and needed > room:
+                key.description = ""
             if needed <= room or room == width:
                 yield key
                 room -= needed + 2
@@ -66,12 +69,19 @@ class BottomBar(Horizontal):
 
     def __init__(self, views: Mapping[str, RunView], shown: RunView) -> None:
         super().__init__()
+        self._views = views
         tabs = (Tab(f"{key} {view.NAME}", id=view.ID) for key, view in views.items())
         self._tabs = ViewTabs(*tabs, active=shown.ID)
 
     def compose(self) -> ComposeResult:
         yield self._tabs
         yield Keys(show_command_palette=False)
+
+    def on_resize(self) -> None:
+        """Names the views as there is room."""
+        for key, view in self._views.items():
+            name = view.NAME if self.size.width >= ROOMY else SHORT.get(view.NAME, view.NAME)
+            self._tabs.query_one(f"#{view.ID}", Tab).label = f"{key} {name}"
 
     def show_tab(self, view: RunView) -> None:
         """Marks the tab of a view."""

@@ -35,8 +35,8 @@ HELP = """\
   1 … 8           views                 q  Ctrl-C  quit
   space           pause, resume         ← →  \\[ ]  step back, forward
   Home End        oldest, newest step   j k  ↓ ↑   scroll, select
-  S  n  N         slowest step, finding g          go to step, time
-  /  f            filter, follow slowest a          another run
+  S  n  N         slowest, incident     g          go to step, time
+  /  f            filter, slowest rank  a          another run
   y  P  E         copy, SVG, export     T  A       colours, ASCII
   + -  < >        replay speed, by 5 s  O  .       loop, to the end
   :               all commands          x          why a rank is late

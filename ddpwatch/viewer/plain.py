@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 EVERY_S = 2.0
 INDENT = " " * 10  # of lines about incidents: as far as the step
 HEADER = (
-    f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'in full':>7}  what stands out"
+    f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'full/newest':>11}"
+    "  what stands out"
 )
 
 
@@ -130,7 +131,7 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(rate, 2):>6}  "
         f"{number(to_ms(step_ns)):>8}  {percent(overlap):>7}  {exposed.replace(' ', ''):>10}  "
-        f"{_full(known):>7}  {_notes(state)}{clean(found.text)}"
+        f"{_full(known):>11}  {_notes(state)}{clean(found.text)}"
     )
 
 

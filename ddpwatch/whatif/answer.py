@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import NormalDist, stdev
 
 from ddpwatch.analysis.diagnosis.incident_json import Figures
+from ddpwatch.common.text import percent
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import MIB
@@ -35,6 +36,7 @@ FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
 RUN_TO_RUN = 0.01  # by which two runs of one job differ, at least, beyond what their own drift explains
 MOST_GUESS = 0.10  # of the step: what a slower link or PowerSGD may be off by (with 90 %), if no sweep has measured it
+BOUND_ALONE = name_of(Change(perfect=True))
 NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
 
@@ -80,6 +82,23 @@ class ReplayedSetting(Figures, frozen=True):
     measured_p90_ms: float
     error: float
     exposed_ms: float
+
+
+def most_to_save(exposed_ms: float, measured_ms: float, predictions: Iterable[Prediction]) -> str:
+    """Returns how much of what is exposed the bound could save, and what the rest is; empty without a bound.
+
+    Args:
+        exposed_ms: What is exposed of the measured step, as replayed.
+        measured_ms: The mean step.
+        predictions: The bound among them.
+    """
+    bound = next((found for found in predictions if found.change == BOUND_ALONE), None)
+    if bound is None or exposed_ms < NOTABLE * measured_ms:
+        return ""
+    exposed = f"{exposed_ms:.1f} ms exposed ({percent(exposed_ms / measured_ms)} of a step)"
+    text = f"caps, hooks and links can save {max(bound.gain_ms, 0.0):.1f} of {exposed} at most"
+    waits = bound.exposed_ms > NOTABLE * measured_ms
+    return f"{text}; for {bound.exposed_ms:.1f} ms, ranks wait for the last one" if waits else text
 
 
 class Refused(Figures, frozen=True):

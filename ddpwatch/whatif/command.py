@@ -94,7 +94,7 @@ def recorded_in(file: Path) -> tuple[Recorded, list[str]]:
         raise
     notes = [*recording.notes, *recording.left_out]
     if recording.cut_tail:
-        notes[-1] = f"{file} is cut off or damaged; {len(found.steps)} full steps from before that are used"
+        notes[-1] = f"{file} is cut off or damaged; {len(found.steps)} steps timed in full before that are used"
     return found, notes
 
 

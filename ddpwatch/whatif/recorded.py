@@ -230,7 +230,7 @@ class RecordedBuilder:
             most = reasons.most_common(1)
             others = f"; in {most[0][1]} others, {most[0][0]}" if most else ""
             raise UsageError(
-                f"{len(found)} full steps of all ranks, and {FEWEST_STEPS} are needed{others}", RECORD_MORE
+                f"{len(found)} steps timed in full on all ranks, and {FEWEST_STEPS} are needed{others}", RECORD_MORE
             )
         return found
 

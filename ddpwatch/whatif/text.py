@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.common.text import clean, number, percent, table
-from ddpwatch.whatif.answer import Prediction, WhatIfAnswer
-from ddpwatch.whatif.wording import nothing_sure
-
-BOUND = "(the bound)"
+from ddpwatch.whatif.answer import Prediction, WhatIfAnswer, most_to_save
+from ddpwatch.whatif.wording import BOUND, nothing_sure
 
 
 def render_whatif(answer: WhatIfAnswer, everything: bool) -> str:
@@ -20,7 +18,9 @@ def render_whatif(answer: WhatIfAnswer, everything: bool) -> str:
     """
     shown = answer.scenarios if everything else _best(answer.scenarios)
     changes = [found for found in answer.scenarios if BOUND not in found.change]
-    lines = [_head(answer), ""]
+    replayed = answer.replayed
+    most = most_to_save(replayed.exposed_ms, replayed.measured_ms, answer.scenarios)
+    lines = [_head(answer), *filter(None, [most]), ""]
     if changes and not any(found.sure for found in changes):
         lines += [nothing_sure(found.more_steps for found in changes), ""]
     if shown:
@@ -36,7 +36,7 @@ def _head(answer: WhatIfAnswer) -> str:
     replayed, steps, left_out = answer.replayed, answer.steps, answer.left_out
     used = f"the newest {steps} of {steps + left_out}" if left_out else f"{steps}"
     return (
-        f"measured {number(replayed.measured_ms)} ms a step, over {used} full steps; "
+        f"measured {number(replayed.measured_ms)} ms a step, over {used} steps timed in full; "
         f"replayed {number(replayed.step_ms)} ms ({100 * replayed.error:+.1f} %)"
     )
 

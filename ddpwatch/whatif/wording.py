@@ -9,6 +9,7 @@ from ddpwatch.whatif.recorded import Recorded
 from ddpwatch.whatif.scenarios import Change
 
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+BOUND = "(the bound)"
 _ACCUMULATION = """\
 import contextlib
 for number, (inputs, targets) in enumerate(loader, 1):
@@ -48,7 +49,7 @@ def _names(change: Change) -> Iterator[str]:
     if change.no_input:
         yield "no wait for data"
     if change.perfect:
-        yield "communication for free (the bound)"
+        yield f"caps, hooks, links at best {BOUND}"
 
 
 def code_of(change: Change) -> str:
@@ -91,7 +92,8 @@ def nothing_sure(more_steps: Iterable[int | None]) -> str:
         more_steps: Per change, `Prediction.more_steps`.
     """
     more = min(filter(None, more_steps), default=None)
-    rest = "more steps would not change that" if more is None else f"record {more} more full steps"
+    record = f"record {more} more steps timed in full (--detail high)"
+    rest = "more steps would not change that" if more is None else record
     return f"no change here is sure to help; {rest}"
 
 
@@ -128,6 +130,6 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
     if change.without_rank is not None:
         yield f"rank {change.without_rank} works like the rank in the middle of the others"
     if change.perfect:
-        yield "ranks still wait for each other"
+        yield "communication takes no time, and ranks still wait for each other"
     if recorded.flag("broadcast_buffers") and change.without_rank is not None:
         yield "the forward waits for no broadcast of buffers"

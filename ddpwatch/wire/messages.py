@@ -34,6 +34,7 @@ Column = Annotated[list[Ns], Meta(max_length=65536)]
 SparseColumn = Annotated[list[Ns | None], Meta(max_length=65536)]
 DeviceKey = tuple[str, str, str, int]  # host, its boot, kind, index
 
+MOST_BUSY = 3  # processes of a host
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 # What they mean: `ddpwatch.sampling.levels`.
 StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
@@ -311,6 +312,14 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defa
     persistent: bool = False
 
 
+class BusyProcess(msgspec.Struct, array_like=True):
+    """A process of a host that uses much CPU time: ``cpu`` is in percent of a core."""
+
+    pid: Count
+    name: Name
+    cpu: float
+
+
 class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_defaults=True):
     """One sample of a GPU (NVML) or of a host (psutil, /proc). Utilisation is in percent, memory in bytes.
 
@@ -324,7 +333,8 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_
     and RDMA), ``congestion_s`` congestion notifications made RDMA slower, ``link_downs_s`` links went down.
     ``link_errors`` are a GPU's since the driver was loaded: PCIe replays, and NVLink's replays, recoveries and CRC
     errors. ``xid`` is the newest critical XID event that came while it was watched, ``xids`` how many did.
-    ``boot_id`` distinguishes hosts of one name.
+    ``busy`` are the processes that used most CPU time in the last seconds, looked for now and then while threads wait
+    for cores. ``boot_id`` distinguishes hosts of one name.
     """
 
     host: Name
@@ -377,6 +387,7 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_
     retransmits_s: float | None = None
     congestion_s: float | None = None
     net_faulty: Name = ""
+    busy: Annotated[list[BusyProcess], Meta(max_length=MOST_BUSY)] = []
 
     @property
     def key(self) -> DeviceKey:

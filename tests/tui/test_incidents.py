@@ -107,7 +107,7 @@ def test_the_list_and_the_details_of_one():
     assert "blamed because others have issued more collectives" in details
     assert "late by 12 ms in such a step" in details
     lines, _ = listed([HANG, replace(LATE, gain=0.3, share=0.02)], (80, 19), selected=1)
-    assert "straggler, over, steps 4–6: cost 2.00 process-seconds, 2.0 % of the run" in lines[3]
+    assert "straggler, over, steps 4–6: cost 2.0 % of all ranks' time" in lines[3]
     assert "without the wait for it, its steps would have been 30.0 % shorter" in lines[5]
     assert ascii_text("●").isascii()
 
@@ -153,7 +153,7 @@ def test_what_was_ongoing_at_the_end_of_a_run_that_is_over():
     found = Diagnosed([replace(LATE, open=True, gain=0.3)])
     rows = incident_rows(found, 9, state_of([layout()]).layouts)
     lines = plain(paint_incidents(rows, found, (80, 19), 0, 0, ended=True))
-    assert "straggler, from step 4 to the end: cost 2.00 process-seconds" in lines[2]
+    assert "straggler, from step 4 to the end: cost – of all" in lines[2]
     assert "its steps would have been 30.0 % shorter" in lines[4]
 
 
@@ -190,7 +190,7 @@ async def test_ranks_by_cost_and_with_their_groups():
     async with app.run_test(size=(140, 30)) as pilot:
         await until(pilot, lambda: app.session.state.frames == len(messages))
         await pilot.press("4")
-        assert re.search(r"cost s  of run +groups", screen_text(app))
+        assert re.search(r"cost s   share +groups", screen_text(app))
         assert re.findall(r"^ +(\d)[◀ ] .* ms", screen_text(app), re.MULTILINE) == ["0", "1", "2", "3"]
         cost = app.session.overview.diagnosed.waited_for
         assert list(cost) == [2]

@@ -34,7 +34,7 @@ def test_what_stays_away_has_ended_once() -> None:
     log.log_incidents([EXPOSED], 0, "GPU-seconds")
     for at in range(1, 10):
         log.log_incidents([], at * ABSENT_NS // 3, "GPU-seconds")
-    assert texts(log) == [EXPOSED.message, f"ended: {EXPOSED.message}; cost 0.00 GPU-seconds, – of the run"]
+    assert texts(log) == [EXPOSED.message, f"ended: {EXPOSED.message}; cost 0.00 GPU-seconds, – of all ranks' time"]
     assert log.lines[-1].step == 9
 
 
@@ -42,7 +42,7 @@ def test_an_incident_starts_and_ends_with_its_cost() -> None:
     log = RunLog()
     for at, incidents in enumerate([[LATE], [replace(LATE, until_step=30)], [OVER], [OVER]]):
         log.log_incidents(incidents, at, "GPU-seconds")
-    assert texts(log) == ["rank 1 is late", "ended: rank 1 is late; cost 41.0 GPU-seconds, 0.8 % of the run"]
+    assert texts(log) == ["rank 1 is late", "ended: rank 1 is late; cost 41.0 GPU-seconds, 0.8 % of all ranks' time"]
     assert [(line.kind, line.severity, line.step) for line in log.lines] == [
         ("incident", "bad", 10),
         ("incident", "good", 40),
@@ -75,7 +75,10 @@ def test_a_hang_that_ends_as_a_pause_is_one_incident() -> None:
     log = RunLog()
     log.log_incidents([HANG], 0, "GPU-seconds")
     log.log_incidents([PAUSE], 1, "GPU-seconds")
-    assert texts(log) == [HANG.message, "ended: rank 2 paused for 12 s; cost 1.00 GPU-seconds, 50.0 % of the run"]
+    assert texts(log) == [
+        HANG.message,
+        "ended: rank 2 paused for 12 s; cost 1.00 GPU-seconds, 50.0 % of all ranks' time",
+    ]
 
 
 def test_what_is_over_when_it_is_found_has_one_line() -> None:
@@ -83,8 +86,8 @@ def test_what_is_over_when_it_is_found_has_one_line() -> None:
     for at in range(3):
         log.log_incidents([PAUSE, CHECKPOINT], at, "GPU-seconds")
     assert texts(log) == [
-        "rank 2 paused for 12 s; cost 1.00 GPU-seconds, 50.0 % of the run",
-        "every rank paused; cost 1.00 GPU-seconds, 10.0 % of the run",
+        "rank 2 paused for 12 s; cost 1.00 GPU-seconds, 50.0 % of all ranks' time",
+        "every rank paused; cost 1.00 GPU-seconds, 10.0 % of all ranks' time",
     ]
     assert [line.severity for line in log.lines] == ["warn", "dim"]
 

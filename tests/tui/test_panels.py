@@ -80,7 +80,7 @@ class TestHeader:
             "rank 1 +40.0 ms",
             "overhead –",
             "step 39",
-            "39/39 in full",
+            "39 of 39 steps in full",
         ):
             assert figure in shown
 
@@ -88,8 +88,8 @@ class TestHeader:
     def test_what_is_sampled_is_counted(self, ppm):
         levels = [step(0, n) if n % 4 == 0 else light(0, n) for n in range(100)]
         model = overview([hello(0), *levels, Status(at_ns=1, frames=1, bytes=1, lease_ppm=ppm)])
-        assert "  12 of 50 steps timed in full  " in text(paint_header(model, 200))
-        assert "  12/50 in full  " in text(paint_header(model, 80))
+        assert "  12 of the newest 50 steps timed in full  " in text(paint_header(model, 200))
+        assert "  12 of 50 steps in full  " in text(paint_header(model, 80))
 
     def test_sparklines_are_as_long_as_there_is_room(self):
         model = overview([*run(30, late_rank=1), *chain.from_iterable(synchronous([(200, 0)], 30, start_ms=30 * 140))])

@@ -187,7 +187,7 @@ def per_rank(lines, names):
 def header(text):
     return searched(
         text, step="step N ms", overlap="overlap N %", exposed="exposed N ±", exposed_share=r"ms \(N % of step[,)]",
-        steps="[0-9]+ of N steps timed in full",
+        steps="[0-9]+ of the newest N steps timed in full",
     )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def at_cursor(text):
 
 
 def changes_on(text, scenarios):
-    shown = searched(text, measured="measured +N ", steps="what if: the N full steps kept")
+    shown = searched(text, measured="measured +N ", steps="what if: the N steps timed in full")
     for row in scenarios:
         name = re.escape(row["change"])
         signed = r"([+−-]?[\d.]+)"
@@ -548,7 +548,7 @@ def plain_heading(file, rows, capsys):
     for line, row in zip(lines[::2], rows, strict=True):
         seconds, share = listed(row)
         assert line.split("  ")[1] == KINDS[row["kind"]].name
-        assert re.search(rf"{seconds} process-seconds, {share} of the run +{re.escape(row['message'])}$", line)
+        assert re.search(rf"{seconds} process-seconds, {share} of all ranks' time +{re.escape(row['message'])}$", line)
     return heading
 
 
@@ -558,7 +558,7 @@ def check_documents(file, report, folder):
     markdown = render_markdown(report_of(file))
     for row in rows:
         assert row["message"] in page
-        assert "{} process-seconds, {} of the run".format(*listed(row)) in page
+        assert "{} process-seconds, {} of all ranks' time".format(*listed(row)) in page
         assert row["message"] in markdown
     write_html(file, folder / "report.html", Selection())
     data = json.loads(re.search(r"const DATA = (\{.*\});\n", (folder / "report.html").read_text())[1])

@@ -17,8 +17,8 @@ KEYS = {  # the views that show what is wrong
     "healthy": "1", "constant": "1", "intermittent": "1", "hang": "17", "ended": "17", "two-hosts": "145",
     "many-hosts": "145",
 }  # fmt: skip
-LATE = ["✗ rank 5 is late by 30 ms", "from blocks.7.weight_3 on", "a step would be", "since step 60", "of the run",
-        "node0, pid 4005", "5◀"]  # fmt: skip
+LATE = ["✗ rank 5 is late by 30 ms", "from blocks.7.weight_3 on", "a step would be", "since step 60",
+        "of all ranks' time", "node0, pid 4005", "5◀"]  # fmt: skip
 PICTURED = {  # the looks of which there is a picture: at both sizes what differs in kind, not in a figure
     f"{look}-{width}x{height}"
     for looks, sizes in (
@@ -30,7 +30,7 @@ PICTURED = {  # the looks of which there is a picture: at both sizes what differ
     for width, height in sizes
 }  # fmt: skip
 SAID = {  # at any size, in the view of that key
-    ("healthy", "1"): ["% of the run lost: ", "no incident is ongoing", "next: "],
+    ("healthy", "1"): ["% of all ranks' time lost: ", "no incident is ongoing", "next: "],
     ("constant", "1"): [*LATE, "in each step"],
     ("intermittent", "1"): [*LATE, "in every 4th step"],
     ("hang", "1"): ["✗ hang: rank 5 in forward of step 120 for 74 s", "ranks 0–4, 6, 7 wait for buckets 0–2",
@@ -38,9 +38,9 @@ SAID = {  # at any size, in the view of that key
                     "5 stuck in forward 74 s"],
     ("hang", "7"): ["hang, ongoing since step 120", "rank 5 holds up the others at tokens.py:87 in read_shard",
                     "rank 5, innermost call first:", "/home/ada/gpt/model.py:41 in forward"],
-    ("ended", "1"): ["% of the run lost: ", "no incident is ongoing", "next: ",
-                     "earlier: straggler of rank 5 in steps 60–119", "of the run"],
-    ("ended", "7"): ["✓ straggler 5", "straggler, over, steps 60–119: cost 1", "of the run",
+    ("ended", "1"): ["% of all ranks' time lost: ", "no incident is ongoing", "next: ",
+                     "earlier: straggler of rank 5 in steps 60–119", "of all ranks' time"],
+    ("ended", "7"): ["✓ straggler 5", "straggler, over, steps 60–119: cost 1", "of all ranks' time",
                      "rank 5 was late by 30 ms in each step: its backward took"],
     ("two-hosts", "1"): ["✗ rank 3 is late", "node1, pid 4003", "clocks ±", "3◀ node1"],
     ("two-hosts", "4"): ["node1 3◀", "clocks ±"],

@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from ddpwatch.common.text import ms, percent, three_digits
+from ddpwatch.tui.bottom_bar import ROOMY, SHORT
 from ddpwatch.tui.settings import Settings
 from ddpwatch.tui.views import VIEWS
 from ddpwatch.wire.messages import Mark
@@ -148,8 +149,8 @@ def frame_shown(app, lines):
     yield slowest is None or f"{slowest.ranks[0]} +{three_digits(slowest.evidence.late_ms)} ms" in lines[1]
     verdict = " ".join(" ".join(lines[2:6]).split())
     yield any(sign + overview.verdict.text[:60] in verdict for sign in ("✗ ", "! ", "✓ ", "· "))
-    tabs = (f" {key} {view.NAME}" for key, view in VIEWS.items())
-    yield all((tab if len(lines[0]) > 80 else tab[:9]) in lines[-1] for tab in tabs)
+    short = SHORT if len(lines[0]) < ROOMY else {}
+    yield all(f" {key} {short.get(view.NAME, view.NAME)} " in lines[-1] for key, view in VIEWS.items())
 
 
 def body_shown(app, name, world, lines):

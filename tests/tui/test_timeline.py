@@ -57,7 +57,7 @@ class TestInspection:
         model, state = timeline([hello(0), hello(1), layout(0), step(0), step(1, late_ms=10)])
         found = inspect(model, Cursor(85 * MS, 0, 60 * MS), state.layouts)
         assert text(found.position) == (
-            "rank 0 at 85.0 ms | waits for its buckets 80.0–90.0 ms (10.0 ms) | hook fire a at 70.0 ms"
+            "rank 0 at 85.0 ms | waits for its buckets 80.0–90.0 ms (10.0 ms) | gradient of a ready at 70.0 ms"
         )
         assert text(found.bucket) == (
             "bucket 1 | 4.0 MiB | ready 70.0 | launch 70.0 | done 90.0 ms | waited 10.0 ms for rank 1 | exposed 10.0 ms"
@@ -100,7 +100,7 @@ class TestInspection:
         assert "not watched" in text(found.position)
         assert found.bucket == ()
         rows = plain(paint_timeline(model, Window.all_of(model.length_ns), Cursor(), Inspection(), (111, 16), 0))
-        assert "(bare)" in rows[0]
+        assert "(duration only)" in rows[0]
         assert any("not watched" in row for row in rows)
         assert not any("··" in row for row in rows)
 

@@ -44,10 +44,10 @@ def test_the_facts_are_those_of_the_verdict_s_own_incident():
 
 def test_what_lasts_has_no_final_cost_until_the_run_is_over():
     assert shown(found_of([LATE])).startswith(
-        "since step 30, for 1 s   cost so far 2.00 process-seconds, 2.0 % of the run"
+        "since step 30, for 1 s   cost so far 2.00 process-seconds, 2.0 % of all ranks' time"
     )
     ended = shown(found_of([LATE], end=bye()))
-    assert ended.startswith("from step 30 to the end   cost 2.00 process-seconds, 2.0 % of the run")
+    assert ended.startswith("from step 30 to the end   cost 2.00 process-seconds, 2.0 % of all ranks' time")
 
 
 def test_a_run_that_ends_in_a_pause_changes_nothing_that_was_judged_before():

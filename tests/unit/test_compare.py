@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ddpwatch.analysis.compare import RunSeries, changes, compare
+from ddpwatch.analysis.compare import RunSeries, changes, compare, setup_of
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
 from ddpwatch.report.compare_text import render_compare
+from tests.support.frames import hello
 from tests.support.runs import record, run_of
 
 pytestmark = pytest.mark.same_everywhere
@@ -88,6 +89,17 @@ def test_a_change_of_overlap_is_told_whatever_the_step_time() -> None:
     assert "; overlap rose from " in found.text
     b.overlap = [0.6 + dice.gauss(0, 0.03) for _ in b.step]
     assert compare(a, b).overlap is None
+
+
+def test_another_set_up_is_named_whatever_the_verdict() -> None:
+    runs = [series("a", 1), series("b", 2), RunSeries("c")]
+    for run, ranks, parameters in zip(runs, (2, 4, 4), (1_000_000, 1_000_000, 13), strict=True):
+        run.setup = setup_of(hello(0, world_size=ranks, parameters=parameters))
+    a, b, c = runs
+    assert compare(a, b).text.endswith("; not the same set-up: ranks 2 and 4")
+    assert compare(b, c).text.endswith("; not the same set-up: parameters 1,000,000 and 13")
+    b.setup = setup_of(None)  # nothing is known of it
+    assert "set-up" not in compare(a, b).text + compare(a, a).text
 
 
 def test_too_few_steps_are_not_judged() -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.diagnosis.causes.devices import MOST_SERIES, DeviceCauses
 from ddpwatch.analysis.diagnosis.causes.series import FULL_ROWS, MEAN_ROWS, MOST_MEANS, Series
-from ddpwatch.wire.messages import Device, Hello, RankSample
+from ddpwatch.wire.messages import BusyProcess, Device, Hello, RankSample
 
 SECOND = 1_000_000_000
 HEAT, POWER, IDLE = 0x40, 0x04, 0x01
@@ -30,8 +30,8 @@ def waiting(rank: int, second: int, share: float, run: float = 0.5) -> RankSampl
     )
 
 
-def host(name: str, second: int, **figures: float | str) -> Device:
-    return Device(host=name, kind="cpu", at_ns=second * SECOND, **figures)  # type: ignore[arg-type]
+def host(name: str, second: int, **figures: Any) -> Device:
+    return Device(host=name, kind="cpu", at_ns=second * SECOND, **figures)
 
 
 def gpu(rank: int, second: int, clock: float, reasons: int) -> Device:
@@ -151,6 +151,18 @@ def test_what_is_wrong_with_a_host(figures: dict[str, float | str], expected: st
     assert text(hosts(figures, figures)) == ""  # as before
     assert text(hosts(figures, figures, "abc")) == ""  # as everywhere
     assert text(hosts(figures, {})) == ""  # nothing to compare with
+
+
+@pytest.mark.parametrize(("figure", "shows"), [("cpu_pressure", True), ("steal", False)])
+def test_where_cores_are_short_the_busiest_processes_are_known(figure: str, shows: bool) -> None:
+    busy = [BusyProcess(9, "make", 97.0)]
+    for rank in (0, None):
+        causes = hosts({figure: 80.0}, {figure: 0.0})
+        for seen in (None, busy if shows else None):
+            cause = causes.cause(rank, FAULT[0] * SECOND, FAULT[1] * SECOND)
+            assert cause is not None
+            assert cause.evidence.busy == seen
+            causes.add_device(host("a", FAULT[1], **{figure: 80.0}, busy=busy))
 
 
 def test_with_peers_it_does_not_matter_how_long_it_has_been_so() -> None:

@@ -26,7 +26,7 @@ from ddpwatch.analysis.diagnosis.words.evidence import ELSEWHERE, SENTENCES, evi
 from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.wire.messages import Mark, Status
+from ddpwatch.wire.messages import BusyProcess, Mark, Status
 from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
@@ -41,8 +41,12 @@ def places(source: str = "", **about: Any) -> JobPlaces:
     return found
 
 
-def starved(cause: str = "wait") -> Evidence:
-    device = DeviceFigures(cause=cause, host="node-a", value=0.3, before=0.01, peers=0.02, figures={"wait": 0.3})
+RANK_1 = BusyProcess(4712, "python", 80.0)
+
+
+def starved(cause: str = "wait", busy: list[BusyProcess] | None = None) -> Evidence:
+    figures = {"wait": 0.3}
+    device = DeviceFigures(cause=cause, host="node-a", value=0.3, before=0.01, peers=0.02, figures=figures, busy=busy)
     return Evidence(device=device)
 
 
@@ -83,6 +87,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("straggler", "warning", "", (1,), "backward", evidence=starved()),
          "on node-a, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"),
         (Incident("slow_device", "info", "", evidence=starved("cpu_pressure")), "`ps -eo pid,pcpu,comm --sort=-pcpu`"),
+        (Incident("slow_device", "info", "", evidence=starved(busy=[BusyProcess(9, "make", 97.4), RANK_1])),
+         "on node-a, most CPU time goes to make (pid 9) 97 % of a core, rank 1 (pid 4712) 80 % of a core: stop"),
         (Incident("slow_input", "warning", "", phase="data"), "num_workers"),
         (Incident("slow_input", "warning", "", phase="data", evidence=starved("workers_read")), "on a faster disk"),
         (Incident("straggler", "warning", "", (1,), "data", evidence=starved("workers_run")), "let a sample cost less"),

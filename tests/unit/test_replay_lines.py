@@ -91,7 +91,9 @@ def test_incidents_have_their_own_lines_and_a_list(tmp_path: Path, capsys: pytes
     was_late = late.replace("is late", "was late").replace("takes", "took")
     told = [line for line in told if not line.startswith("next: ")]
     assert told[1] == late
-    ended = re.fullmatch(rf"ended: {was_late}; cost (\d\.\d\d) process-seconds, (\d+\.\d) % of the run", told[2])
+    ended = re.fullmatch(
+        rf"ended: {was_late}; cost (\d\.\d\d) process-seconds, (\d+\.\d) % of all ranks' time", told[2]
+    )
     assert ended is not None
     assert ends(printed)[0].endswith("rank 1 was killed (SIGKILL) at step 199 in backward, bucket 1 in flight")
     assert re.match(r"incidents: 3; 15\.\d % lost: 10\.\d % exposed transfer, ", ends(printed)[1])
@@ -100,7 +102,7 @@ def test_incidents_have_their_own_lines_and_a_list(tmp_path: Path, capsys: pytes
     assert all(line.lstrip().startswith("next: ") for line in rows[1::2])
     row = report_of(file).as_json()["incidents"][2]
     assert (
-        f"60–119  {row['seconds']:.2f} process-seconds, {100 * row['share']:.1f} % of the run"
+        f"60–119  {row['seconds']:.2f} process-seconds, {100 * row['share']:.1f} % of all ranks' time"
         in printed.splitlines()[-2]
     )
 

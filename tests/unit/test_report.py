@@ -139,7 +139,7 @@ def test_a_late_rank_is_the_incident_and_the_account(report: Report) -> None:
     assert waiting[0].seconds == pytest.approx(found.seconds)
     assert sum(account.seconds for account in report.lost.accounts) == pytest.approx(report.lost.rank_seconds)
     line = next(line for line in render_report(report).splitlines() if line.startswith("[warning] straggler: rank 1"))
-    for part in (found.message, "process-seconds, ", " of the run", "a step would be ", "ongoing at the end"):
+    for part in (found.message, "process-seconds, ", " of all ranks' time", "a step would be ", "ongoing at the end"):
         assert part in line
     assert found.message in render_markdown(report).replace("\\", "")
 
@@ -151,7 +151,7 @@ def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: Repor
         evidence=Evidence(call_sites={1: "t.py:7 in f"}, stacks=[stuck], no_stack={2: "it is silent"}),
     )  # fmt: skip
     text = render_report(replace(report, incidents=[hang, row(period=4, since_step=5, until_step=5)])).splitlines()
-    first = text.index("[error] hang: rank 1: hang · steps 3–9 · 1.50 process-seconds, 2.0 % of the run · over")
+    first = text.index("[error] hang: rank 1: hang · steps 3–9 · 1.50 process-seconds, 2.0 % of all ranks' time · over")
     assert text[first + 1 : first + 7] == [
         "    cause: host a: 31 % of CPU time stolen",
         "    rank 1 holds up the others at t.py:7 in f",

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddpwatch.collector.busy_processes import BusyProcesses, is_short_of_cores
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.gpus import Gpus
 from ddpwatch.collector.host_counters import HostCounters
@@ -34,6 +35,41 @@ def write(root: Path, files: dict[str, str]) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
+
+
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+def used(root: Path, pid: int, name: str, ticks: int) -> None:
+    write(root, {f"{pid}/stat": f"{pid} ({name}) R 1 2 3 0 -1 4194304 5 0 0 0 {ticks} {ticks} 0 0 20 0 1 0 99\n"})
+
+
+def test_the_busiest_processes_are_looked_for_while_cores_are_short(tmp_path: Path) -> None:
+    write(tmp_path, {"stat": "cpu 1\n", "self/stat": ""})
+    for pid in range(1, 6):
+        used(tmp_path, pid, f"a) ({pid}", 100)
+    processes, hz = BusyProcesses(tmp_path), os.sysconf("SC_CLK_TCK")
+    assert processes.sample(True, 10 * SECOND) == []  # nothing to compare with
+    for pid, cpu in ((2, 0.2), (3, 0.9), (4, 0.05), (5, 0.4)):
+        used(tmp_path, pid, f"a) ({pid}", 100 + int(cpu * hz))
+    found = [(one.pid, one.name, round(one.cpu)) for one in processes.sample(True, 12 * SECOND)]
+    assert found == [(3, "a) (3", 90), (5, "a) (5", 40), (2, "a) (2", 20)]
+    used(tmp_path, 4, "a) (4", 100 + 10 * hz)
+    assert processes.sample(True, 13 * SECOND) == []  # so soon
+    assert [one.pid for one in processes.sample(True, 30 * SECOND)] == [4]
+    used(tmp_path, 4, "a) (4", 100 + 20 * hz)
+    assert processes.sample(False, 50 * SECOND) == []
+    assert processes.sample(True, 51 * SECOND) == []  # a new reference
+
+
+@pytest.mark.parametrize(
+    ("pressure", "wait", "short"),
+    [(None, None, False), (19.0, 1, False), (21.0, None, True), (None, 6, True), (0.0, 4, False)],
+)
+def test_when_cores_are_short(pressure: float | None, wait: int | None, short: bool) -> None:
+    host = Device(host="a", kind="cpu", at_ns=0, cpu_pressure=pressure)
+    rank = RankSample(rank=0, at_ns=0, span_ns=SECOND, wait_ns=wait, run_ns=None if wait is None else 100 - wait)
+    assert is_short_of_cores(host, [rank]) is short
 
 
 # -- hosts ---------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class TestVerdict:
         stall = Incident("pause", "warning", "rank 1 paused", (1,), since_step=10, share=0.06)
         found = state.verdict(summarise(state.recent()), [lasts, stall])
         assert (found.kind, found.text.split("; ")[-1]) == (
-            "imbalance", "earlier: pause of rank 1 at step 10, 6.0 % of the run",
+            "imbalance", "earlier: pause of rank 1 at step 10, 6.0 % of all ranks' time",
         )  # fmt: skip
 
     def test_ranks_of_one_host_are_not_all(self):
@@ -141,8 +141,8 @@ class TestVerdict:
             one.comm_done = [60 * MS, 82 * MS]
         found = judged([hello(0), hello(1), layout(), *steps])
         assert (found.kind, found.severity) == ("lost", "warn")
-        assert found.text.startswith("14.0 % of the run lost: 7.6 % exposed transfer, ")
-        earlier = r"; no incident is ongoing; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of the run$"
+        assert found.text.startswith("14.0 % of all ranks' time lost: 7.6 % exposed transfer, ")
+        earlier = r"; no incident is ongoing; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of all"
         assert re.search(earlier, found.text), found.text
 
     def test_ranks_that_drifted_apart_never_stand_well_again(self):

@@ -433,7 +433,7 @@ def test_the_more_ranks_the_fewer_steps_are_used_and_the_answer_says_how_many(mo
     found = asked.answer([])
     assert found.steps == 10
     assert found.left_out > 20
-    assert f"over the newest 10 of {10 + found.left_out} full steps;" in render_whatif(found, everything=True)
+    assert f"over the newest 10 of {10 + found.left_out} steps timed in full;" in render_whatif(found, everything=True)
 
 
 def test_steps_are_compared_with_themselves() -> None:
@@ -461,7 +461,7 @@ def test_where_nothing_is_sure_nothing_is_advised() -> None:
         for found, more in zip(asked.ask([Change(cap_mib=4.0), Change(hook="fp16")]), (70, 30), strict=True)
     ]
     text = render_whatif(asked.answer([*unsure, *asked.ask([Change(perfect=True)])]), everything=False)
-    assert "no change here is sure to help; record 30 more full steps" in text
+    assert "no change here is sure to help; record 30 more steps timed in full" in text
     assert not any(found.code in text for found in unsure)
     assert all(f"{found.change} (" in text.split("not sure to help: ")[1] for found in unsure)
     never = asked.answer([replace_in(found, more_steps=None) for found in unsure])

@@ -68,7 +68,10 @@ def test_without_hook_fires() -> None:
 @pytest.mark.parametrize(
     ("messages", "line"),
     [
-        (lambda: edited(JOB, status="shadow", comm_done=[None] * len(JOB.buckets)), "0 full steps of all ranks"),
+        (
+            lambda: edited(JOB, status="shadow", comm_done=[None] * len(JOB.buckets)),
+            "0 steps timed in full on all ranks",
+        ),
         (lambda: edited(JOB, comm_op=["all_gather"] * len(JOB.buckets)), "uses FSDP2"),
         (lambda: [m for m in JOB.messages() if not isinstance(m, Layout)], "the bucket layout is missing"),
         (lambda: [m for m in JOB.messages() if not isinstance(m, Step)], "no step is readable"),
@@ -76,9 +79,9 @@ def test_without_hook_fires() -> None:
         (lambda: [m for m in JOB.messages() if m.rank == 0], "1 of 2 ranks are in it, and what-if needs all"),
         (
             lambda: edited(JOB, comm_bytes=[1] * len(JOB.buckets)),
-            "0 full steps of all ranks, and 5 are needed; in 39 others, buckets were not those",
+            "0 steps timed in full on all ranks, and 5 are needed; in 39 others, buckets were not those",
         ),
-        (lambda: JOB.but(steps=4).messages(), "3 full steps of all ranks, and 5 are needed"),
+        (lambda: JOB.but(steps=4).messages(), "3 steps timed in full on all ranks, and 5 are needed"),
     ],
 )
 def test_refusals(messages: object, line: str) -> None:

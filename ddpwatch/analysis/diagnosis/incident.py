@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from ddpwatch.analysis.diagnosis.kinds import Kind
-from ddpwatch.wire.messages import Bye
+from ddpwatch.wire.messages import BusyProcess, Bye
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # worst first
@@ -47,6 +47,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         process: Those of the rank's process.
         also: Other causes, as text.
         rank: The rank whose device it is, if only one of those in question has it.
+        busy: The processes of the host that used most CPU time meanwhile, where cores are short.
     """
 
     cause: str
@@ -58,6 +59,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     process: Mapping[str, float] | None = None
     also: Sequence[str] | None = None
     rank: int | None = None
+    busy: Sequence[BusyProcess] | None = None
 
 
 class DeniedTime(msgspec.Struct, frozen=True):

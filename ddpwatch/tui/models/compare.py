@@ -9,12 +9,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, changes, compare
+from ddpwatch.analysis.compare import Difference, FigureChange, RunSeries, changes, compare, setup_of
 from ddpwatch.analysis.digest import share_of
 from ddpwatch.analysis.estimate import Estimate, Estimator, StepShare
 from ddpwatch.analysis.figures import phases_figures
 from ddpwatch.analysis.run import Run
-from ddpwatch.common.text import UNKNOWN, three_digits
+from ddpwatch.common.text import UNKNOWN
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
@@ -181,6 +181,7 @@ class Baseline:
 
     def _compare(self) -> None:
         while (run := self._runs.get()) is not None and not self._stopped.is_set():
+            self._series.setup = setup_of(self.hello)
             self.result = Comparison(
                 self._series.estimate(),
                 run.estimate(),
@@ -229,15 +230,4 @@ def _is_listed(name: str, a: dict[str, str], b: dict[str, str]) -> bool:
 
 
 def _setup(hello: Hello | None) -> dict[str, str]:
-    if hello is None:
-        return {}
-    flags = {f"ddp {shorten_name(name, 24)}": shorten_name(str(value), 24) for name, value in sorted(hello.ddp.items())}
-    return {
-        "ranks": str(hello.world_size),
-        "device": shorten_name(hello.device_name or hello.device_kind, 32),
-        "backend": shorten_name(hello.backend, 16),
-        "torch": shorten_name(hello.torch, 24),
-        "model": f"{shorten_name(hello.module, 24)}, {three_digits(hello.parameters / 1e6)} M parameters",
-        "timing": shorten_name(hello.timing_source, 24),
-        **flags,
-    }
+    return {shorten_name(name, 28): shorten_name(value, 32) for name, value in setup_of(hello).items()}

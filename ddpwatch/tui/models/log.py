@@ -133,8 +133,8 @@ class RunLog:
         if key not in self._layouts and layout.kind != "call":  # the table of collectives has the places
             self._layouts.add(key)
             units = "parameter groups" if layout.kind == "group" else "buckets"
-            text = f"{len(layout.buckets)} {units} for {len(layout.params)} parameters (layout {layout.epoch})"
-            self.add_line(LogLine(at_ns, "layout", text, "dim"))
+            text = f"{len(layout.buckets)} {units} for {len(layout.params)} parameters (assignment {layout.epoch})"
+            self.add_line(LogLine(at_ns, "buckets", text, "dim"))
 
 
 class JobOutput:

@@ -200,7 +200,7 @@ def _hook(lane: Lane, at: int, names: LayerNames) -> list[Field]:
         return []
     ns, param = max(fired)
     name = shorten_name(names.layer(param), 40) or f"parameter {param}"
-    return [Field(f"hook fire {name} at {ms(lane.offset_ns + ns)} ms", name, 3)]
+    return [Field(f"gradient of {name} ready at {ms(lane.offset_ns + ns)} ms", name, 3)]
 
 
 def _marks(lane: Lane, at: int) -> list[Field]:
@@ -218,12 +218,12 @@ def _bucket(found: _BucketAtCursor, names: LayerNames) -> list[Field]:
         _which(found, names),
         Field(size(bar.nbytes), size(bar.nbytes), 4),
         Field(f"ready {ms(None if ready is None else offset + ready)}", "", 5),
-        Field(f"launch {ms(bar.start)}", f"l {ms(bar.start)}", 1),
-        Field(f"done {with_unit(ms(bar.end), 'ms')}", f"d {ms(bar.end)}", 2),
+        Field(f"launch {ms(bar.start)}", f"launch {ms(bar.start)}", 1),
+        Field(f"done {with_unit(ms(bar.end), 'ms')}", f"done {ms(bar.end)}", 2),
         _waited(found),
         Field(
             f"exposed {with_unit(ms(exposed), 'ms')}{_exposed_wait(found)}",
-            f"x {ms(exposed)}",
+            f"exposed {ms(exposed)}",
             3,
             "warn" if exposed else "text",
         ),
@@ -236,7 +236,7 @@ def _bucket(found: _BucketAtCursor, names: LayerNames) -> list[Field]:
 def _which(found: _BucketAtCursor, names: LayerNames) -> Field:
     bar = found.bar
     if not bar.own:
-        return Field(f"group {bar.name}" if bar.use else f"bucket {bar.name}", f"b{bar.index}", 0, "strong")
+        return Field(f"group {bar.name}" if bar.use else f"bucket {bar.name}", f"bucket {bar.index}", 0, "strong")
     place = names.bucket_layer(bar.index, module=found.lane.step.comm_module[bar.position])
     at = f" at {shorten_name(place, 40)}" if place else ""
     return Field(f"{bar.name}{at}, {bar.role}", bar.name, 0, "strong")
@@ -248,9 +248,9 @@ def _waited(found: _BucketAtCursor) -> Field:
     skew = found.step.skew.buckets.get(facts.keys[found.bar.position])
     waited = 0 if skew is None else skew.last - facts.launch[found.bar.position]
     if skew is None or (waited and skew.last_rank is None):  # not known, or within the error of the clocks
-        return Field(f"waited {UNKNOWN}", f"w {UNKNOWN}", 3)
+        return Field(f"waited {UNKNOWN}", f"waited {UNKNOWN}", 3)
     whom = f" for rank {skew.last_rank}" if waited else ", launched last"
-    return Field(f"waited {ms(waited)} ms{whom}", f"w {ms(waited)} r{skew.last_rank}", 3)
+    return Field(f"waited {ms(waited)} ms{whom}", f"waited {ms(waited)}", 3)
 
 
 def _exposed_wait(found: _BucketAtCursor) -> str:

@@ -73,7 +73,7 @@ class Answer:
         exposed_ms: Of that, what the mean rank waits for buckets, as replayed.
         error: By how much the replay of the recorded setting is off, as a share.
         steps: How many full steps all that rests on.
-        scenarios: Caps by size, hooks, options, then what no line of code changes, and the bound.
+        scenarios: Caps by size, hooks, their bound, options, then what no line of code changes.
         refused: Why caps and hooks are missing; empty if they are not.
     """
 
@@ -104,7 +104,7 @@ class Answer:
 
 
 _OF_CODE = ("cap", "hook", "option")
-_ORDER = (*_OF_CODE, "other", "bound")
+_ORDER = ("cap", "hook", "bound", "option", "other")
 
 
 @dataclass(frozen=True, slots=True)

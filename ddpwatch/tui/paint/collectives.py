@@ -19,6 +19,7 @@ _LEAST_BAR = 16
 _WIDTHS = {"wait ms": 8, "exposed ms": 11, "last rank": 11}  # of columns that are narrower beside a place's name
 _DROPPED = {"transfer ms": 4, "bytes": 3, "busbw GB/s": 7}  # and when they give way
 _CHART_ROWS = 4
+_MEDIANS = "medians, which do not add up; wait: from the first rank's launch to the last"
 
 
 def _exposed_style(row: BucketSummary) -> str:
@@ -124,6 +125,8 @@ def paint_collectives(
             paint(table, row, x + 1, width - x - 2, longest, y)
     _copy(table, canvas)
     row = rows[selected]
+    if len(rows) < height - 3:
+        canvas.put(1, height - 2, shorten(_MEDIANS, width - 2), "dim")
     canvas.put(1, height - 1, shorten(f"{_note(row)}, {row.steps} steps   Enter: {_more(row)}", width - 2), "dim")
     return canvas.rows()
 
@@ -131,7 +134,7 @@ def paint_collectives(
 def _note(row: BucketSummary) -> str:
     if row.kind == "call":
         return f"{_named(row)}, {_operation(row)} in {str(row.role) or UNKNOWN}, {row.per_step or 0:g} a step"
-    return f"{_named(row)}: {shorten_name(row.name, 80) or 'its layout is not known'}"
+    return f"{_named(row)}: {shorten_name(row.name, 80) or 'its parameters are not known'}"
 
 
 def _more(row: BucketSummary) -> str:
@@ -240,7 +243,7 @@ def _paint_params(
 ) -> None:
     canvas.fill(0, canvas.width, y, " ", "heading")
     canvas.put(
-        1, y, shorten("fired   at ms  in bucket  parameter, in the order of hook fires", canvas.width - 2), "heading"
+        1, y, shorten("order   at ms  in bucket  parameter, as their gradients were ready", canvas.width - 2), "heading"
     )
     in_bucket = {name: index for index, name in enumerate(params)}
     rest = [(name, None) for name in params if name not in {name for name, _ in fired}]

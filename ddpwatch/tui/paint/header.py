@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
-from ddpwatch.analysis.diagnosis.words.lost_time import share_text
+from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.verdict import Severity
 from ddpwatch.common.text import UNKNOWN, ms, percent, plus_minus, size, three_digits, with_unit
 from ddpwatch.recording.seek import duration_text
+from ddpwatch.sampling.cost import NO_COST
 from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
 from ddpwatch.tui.models.overview import Link, LinkState, Overview
 from ddpwatch.tui.models.verdict_facts import VerdictFacts
@@ -128,13 +130,14 @@ def _identity(model: Overview) -> list[Field]:
     if hello is None:
         return fields
     ranks = f"{world} rank{'s' if world != 1 else ''}"
+    source = shorten_name(timed_by(hello.timing_source), 12)
     parallel = shorten_name(model.parallelism, 32)
     fields += [_plain(shorten_name(hello.script, 32), 3)]
     fields += [Field(f"{ranks}: {parallel}", parallel, 1) if parallel else _plain(ranks, 1)]
     fields += [_plain(shorten_name(hello.backend, 12), 2)]
     fields += [
         _sampling(model),
-        Field(f"{shorten_name(hello.timing_source, 12)} timing", shorten_name(hello.timing_source, 12), 4),
+        Field(f"timed by {source}", source, 4),
         Field(f"{shorten_name(hello.module, 24)}, {three_digits(hello.parameters / 1e6)} M parameters", "", 6),
         _torch(shorten_name(hello.torch, 16)),
         _recording(model),
@@ -197,7 +200,8 @@ def _figures_line(model: Overview, width: int) -> Row:
     for cells in SPARK_CELLS:
         fields = _figures(model, width, cells)
         if fits(fields, room):
-            return fit(fields, room)
+            explained = [*fields[:-1], _cost(model, f" ({NO_COST})")] if width >= _ROOMY else fields
+            return fit(explained if fits(explained, room) else fields, room)
     fields = _figures(model, width, SPARK_CELLS[-1])
     kept = fields[:-1] if width >= _ROOMY else fields
     return fit(fields if fits(kept, room, short=True) else _figures(model, width, 0), room)
@@ -245,14 +249,14 @@ def _sampling(model: Overview) -> Field:
     full, steps = model.summary.estimate.full, model.summary.estimate.steps
     if not steps:
         return Field("", "", 2)
-    return Field(f"{full} of {steps} steps timed in full", f"{full}/{steps} in full", 2)
+    return Field(f"{full} of the newest {steps} steps timed in full", f"{full} of {steps} steps in full", 2)
 
 
-def _cost(model: Overview) -> Field:
-    """Returns the overhead, with half of its interval."""
+def _cost(model: Overview, why: str = "") -> Field:
+    """Returns the overhead, with half of its interval; if it is not known, why."""
     cost = model.cost
     if cost is None:
-        return Field(f"overhead {UNKNOWN}", f"overhead {UNKNOWN}", 5)
+        return Field(f"overhead {UNKNOWN}{why}", f"overhead {UNKNOWN}", 5)
     interval = f"±{50 * (cost.high - cost.low):.2f}"
     return Field(f"overhead {100 * cost.ratio:.2f} {interval} %", f"overhead {percent(cost.ratio, 1)}", 5)
 
@@ -341,7 +345,8 @@ def _since(facts: VerdictFacts, ended: bool) -> Field:
 
 
 def _cost_of(incident: Incident | None, unit: str, priority: int, final: bool) -> Field:
-    if incident is None or not incident.cost_ns:
+    if incident is None or (incident.share or 0.0) < LEAST_SHARE:
         return Field("", "")
     so_far = "so far " if incident.open and not final else ""
-    return Field(f"cost {so_far}{cost_text(incident, unit)}", f"cost {share_text(incident.share)} of the run", priority)
+    brief = f"cost {share_text(incident.share)} of all ranks' time"
+    return Field(f"cost {so_far}{cost_text(incident, unit)}", brief, priority)

@@ -51,7 +51,7 @@ COLUMNS: tuple[Column[HostLine], ...] = (
     Column("host", 14, lambda line: shorten_host(line.host, 13), 0, style=_name_style),
     Column("ranks", 11, lambda line: spans(line.ranks, 2), 1),
     Column("cost s", 8, lambda line: seconds_text(line.cost_ns) if line.cost_ns else "", 3, style=_cost_style),
-    Column("of run", 7, lambda line: share_text(line.share) if line.cost_ns else "", 0, style=_cost_style),
+    Column("share", 7, lambda line: share_text(line.share) if line.cost_ns else "", 0, style=_cost_style),
     Column("CPU", 6, _of_machine(lambda device: device.utilization, _percent), 0),
     Column("net ↑", 12, _of_machine(lambda device: device.net_tx_bytes_s, _rate), 0),
     Column("net ↓", 12, _of_machine(lambda device: device.net_rx_bytes_s, _rate), 0),

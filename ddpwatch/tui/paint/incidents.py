@@ -73,7 +73,7 @@ def paint_incidents(
 
 
 _WIDTHS = (17, 8, 22, 12, 7, 9, 7)
-_HEADINGS = ("incident", "ranks", "where", "steps", "every", "cost s", "of run")
+_HEADINGS = ("incident", "ranks", "where", "steps", "every", "cost s", "share")
 _DROPPED_WHEN_NARROW = 4  # "every": the message has it
 _PLACE, _MORE_PLACE = 2, 22  # "where" is wider where there is room
 
@@ -117,8 +117,11 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, unit: str, ended
     """Paints everything known of one incident."""
     incident, width = row.incident, canvas.width
     canvas.fill(0, width, y, " ", "heading")
-    title = f"{KINDS[incident.kind].name}, {_when(row, ended)}: cost {cost_text(incident, unit)}"
-    canvas.put(1, y, shorten(title, width - 2), "heading-strong")
+    title = f"{KINDS[incident.kind].name}, {_when(row, ended)}"
+    cost = f": cost {cost_text(incident, unit)}"
+    brief = f": cost {share_text(incident.share)} of all ranks' time"
+    end = next((text for text in (cost, brief) if len(title + text) <= width - 2), "")
+    canvas.put(1, y, shorten(title + end, width - 2), "heading-strong")
     lines = [(line, style_of(incident)) for line in wrap(shorten_name(incident.message, 400), width - 2, 3)]
     if incident.gain:
         would = "a step would be" if incident.open and not ended else "its steps would have been"

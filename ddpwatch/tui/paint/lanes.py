@@ -18,9 +18,9 @@ from ddpwatch.tui.text import shorten, shorten_name
 LEAST_GUTTER = 4
 _LABELS = {
     "data": ((" waits for data ", " data "), "data-label"),
-    "forward": ((" forward ", "F"), "forward-label"),
-    "backward": ((" backward ", "B"), "backward-label"),
-    "optimizer": ((" optimizer ", "O"), "optimizer-label"),
+    "forward": ((" forward ",), "forward-label"),
+    "backward": ((" backward ",), "backward-label"),
+    "optimizer": ((" optimizer ",), "optimizer-label"),
 }
 
 

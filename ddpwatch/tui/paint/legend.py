@@ -16,7 +16,7 @@ _ENTRIES = (  # style, glyph, name (of waits: see `_waits_named`), priority
     ("exposed", COMM["exposed"] * 2, "exposed", 0), ("waits-exposed", COMM["waits-exposed"] * 2, "", 1),
     ("forward", PHASES["forward"] * 2, "forward", 3), ("backward", PHASES["backward"] * 2, "backward", 3),
     ("optimizer", PHASES["optimizer"] * 2, "optimizer", 4), ("comm-a", COMM["comm-a"] * 2, "communication", 2),
-    ("waits", COMM["waits"] * 2, "waits behind compute", 5), ("hook", HOOK_LEFT, "hook fire", 6),
+    ("waits", COMM["waits"] * 2, "waits behind compute", 5), ("hook", HOOK_LEFT, "gradient ready", 6),
     ("data", PHASES["data"] * 2, "data", 7), ("launch", LAUNCH, "launch", 2), ("mark", MARK, "mark", 8),
 )  # fmt: skip
 

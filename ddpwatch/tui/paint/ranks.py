@@ -105,7 +105,7 @@ def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
             x = canvas.put(x, 0, GLYPHS[level] * 2, f"heat-{level}")
         x = canvas.put(x, 0, f" {figure(heat, high)}", "heading") + 3
     if len(heat.costs) and canvas.width >= _ROOMY:
-        canvas.put(end + _RIGHT, 0, "     cost s  of run", "heading")
+        canvas.put(end + _RIGHT, 0, "     cost s   share", "heading")
     if heat.process_groups and canvas.width >= _ROOMY:
         canvas.put(canvas.width - _GROUPS, 0, "groups", "heading")
     canvas.put_runs(x, 0, strip_legend(heat.struck, end - x))

@@ -9,8 +9,8 @@ from ddpwatch.tui.models.whatif import Answer, Scenario, WhatIfModel
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
 from ddpwatch.tui.text import shorten, shorten_name, wrap
-from ddpwatch.whatif.answer import Prediction
-from ddpwatch.whatif.wording import nothing_sure, statement_of
+from ddpwatch.whatif.answer import Prediction, most_to_save
+from ddpwatch.whatif.wording import BOUND, nothing_sure, statement_of
 
 _GUTTER, _WIDE_GUTTER = 28, 42
 _STEP, _INTERVAL, _GAIN = 8, 16, 9
@@ -18,8 +18,11 @@ _DETAIL_ROWS = 5
 _LEAST_ROWS = 4  # of changes, before there is room for details
 _WIDE, _ROOMY = 120, 80
 _BEST = "◀"
-_LEGEND = "▓ step, of it ╱ exposed   ┄ with the least gain"
-_SHORTER = {"bucket cap": "cap", " as fast as the others": " like the others", " batches": "", " (the bound)": ""}
+_LEGENDS = ("▓ step, of it ╱ exposed   ┄ with the least gain", "▓ step  ╱ exposed  ┄ least gain", "▓ step  ╱ exposed")
+_SHORTER = {
+    "bucket cap": "cap", " as fast as the others": " like the others", " batches": "",
+    f"caps, hooks, links at best {BOUND}": "bound of caps and hooks",
+}  # fmt: skip
 
 
 def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | None = None) -> list[Row]:
@@ -28,7 +31,10 @@ def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | No
     canvas.fill(0, width, 0, " ", "heading")
     answer = model.answer
     title = "what if: how long a step would take with other settings"
-    canvas.put(1, 0, shorten(title if answer is None else _title(answer), width - 2), "heading")
+    titles = [title] if answer is None else _titles(answer)
+    canvas.put(
+        1, 0, next((text for text in titles if len(text) <= width - 2), shorten(titles[-1], width - 2)), "heading"
+    )
     y = _paint_verdict(canvas, model, 1)
     if answer is not None:
         details = _DETAIL_ROWS if height - y - 2 >= _LEAST_ROWS + _DETAIL_ROWS else 0
@@ -37,15 +43,16 @@ def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | No
     return canvas.rows()
 
 
-def _title(answer: Answer) -> str:
-    off = percent(abs(answer.error), 1)
-    return f"what if: the {answer.steps} full steps kept, replayed with other settings (unchanged: {off} off)"
+def _titles(answer: Answer) -> Sequence[str]:
+    """Returns what it rests on, in full and in short."""
+    text = f"what if: the {answer.steps} steps timed in full, replayed with other settings"
+    return f"{text} (unchanged: {percent(abs(answer.error), 1)} off)", text
 
 
 def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
     sign, style, text = _verdict(model)
     canvas.put(1, y, sign, style)
-    lines = wrap(shorten_name(text, 400), canvas.width - 4, 3)
+    lines = wrap(shorten_name(text, 400), canvas.width - 4, 4)
     for row, line in enumerate(lines, start=y):
         canvas.put(3, row, line, style if style == "good" else "text")
     return y + len(lines)
@@ -59,14 +66,17 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
     if answer is None:
         return "·", "dim", "predicting …"
     missing = f"not predicted: {answer.refused}" if answer.refused else ""
+    found = [scenario.prediction for scenario in answer.scenarios]
+    most = most_to_save(answer.exposed_ms, answer.measured_ms, found)
     if answer.best is None and missing:
-        return "·", "dim", missing
+        return "·", "dim", "; ".join(filter(None, [most, missing]))
     if answer.best is None:
-        return "·", "text", nothing_sure(scenario.prediction.more_steps for scenario in answer.of_code)
+        nothing = nothing_sure(scenario.prediction.more_steps for scenario in answer.of_code)
+        return "·", "text", "; ".join(filter(None, [nothing, most]))
     best = answer.best.prediction
     interval = f"{three_digits(best.gain_low_ms)} to {three_digits(best.gain_high_ms)}"
     gained = f"{three_digits(best.gain_ms)} ms a step ({interval}; {percent(best.gain)})"
-    text = f"{best.change} would gain {gained}: {statement_of(best.code)}"
+    text = "; ".join(filter(None, [f"{best.change} would gain {gained}: {statement_of(best.code)}", most]))
     return "✓", "good", f"{text} ({missing})" if missing else text
 
 
@@ -101,7 +111,7 @@ def _paint_heading(canvas: Canvas, answer: Answer, y: int, shown: int) -> tuple[
         canvas.put(x, y, f"{head:>{column}}", "heading")
         x += column
     if canvas.width >= _WIDE:
-        canvas.put(x + 1, y, shorten(_LEGEND, canvas.width - x - 2), "heading")
+        canvas.put(x + 1, y, next((text for text in _LEGENDS if len(text) <= canvas.width - x - 2), ""), "heading")
     longest = max(answer.measured_ms, *(_longest_ms(scenario.prediction) for scenario in answer.scenarios), 1e-9)
     return x + 1, max(canvas.width - x - 2, 0) / longest
 

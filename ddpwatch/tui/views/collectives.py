@@ -24,7 +24,8 @@ class CollectivesView(RunView):
     DEFINITIONS = """\
   ready, launch, done  from the start of the first backward, p50 over
             the ranks, then over the newest 50 steps
-  wait      from its first launch on any rank to its last
+  wait      from its first launch on any rank to its last, which is
+            more than one rank waits; medians do not add up
   transfer  from its last launch to its last completion
   exposed   the part of launch to done without computation on the rank
   busbw     bytes / transfer x 2(n-1)/n, as nccl-tests defines it

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from ddpwatch.analysis.compare import setup_of
 from ddpwatch.tui.models.compare import Baseline, CompareModel, LiveSeries, recordings_in, setups
 from ddpwatch.tui.models.overview import Link
 from ddpwatch.tui.paint.canvas import Row
@@ -87,6 +88,7 @@ class CompareView(RunView):
             self.forget()
         state = self.session.state
         self._complete = self.live.update(self.session.steps, len(state.ranks))
+        self.live.series.setup = setup_of(self.session.overview.hello)
         if not baseline.ready or baseline.busy or not self._complete or self.live.newest == self._requested_step:
             return
         at_rest = self.session.paused or self.session.overview.link.link is Link.ENDED

@@ -31,7 +31,7 @@ class LogView(RunView):
             (if ddpwatch run started it; its newest 2,000 lines)
   incidents worst first; ● ongoing, ✓ over, · comes later in a replay
   cost s    GPU-seconds lost (on CPUs process-seconds): what all other
-            ranks waited, or all ranks spent; and their share of the run
+            ranks waited, or all ranks spent; share: of all ranks' time
   Enter     shows the step in the Timeline
   y         copies the line"""
     BINDINGS: ClassVar[list[BindingType]] = [

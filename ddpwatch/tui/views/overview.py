@@ -23,7 +23,7 @@ class OverviewView(RunView):
   wait      how long its bucket waited for the last rank, at most
   slowest   the latest rank, if it is late beyond the noise
   overhead  the share of a step that watching adds: CPU time of watched
-            steps against bare ones beside them, twice what its hooks
+            steps against others beside them, twice what its hooks
             measure of themselves there, its thread and collector; 95 %
             interval"""
 

@@ -37,7 +37,7 @@ class RanksView(RunView):
             ranks, and nobody blames them
   s         by number, or by cost, highest first
   cost s    GPU-seconds (on CPUs process-seconds) that all others waited
-            for the rank, and their share of the run
+            for the rank; share: that, of all ranks' time
   lateness  how long after the first rank it launches a bucket, at most;
             with waits for DDP's buffers, which are blamed on the rank
             waited for

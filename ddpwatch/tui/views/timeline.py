@@ -22,17 +22,16 @@ class TimelineView(RunView):
     DEFINITIONS = """\
   ←→ j k  cursor, by cell and rank    + - 0   zoom in, out, full step
   H L     pan                         m       measure from here, or stop
-  S       slowest step                n N     next, previous finding
+  S       slowest step                n N     next, previous incident
   g       go to a step                r       the rolling last seconds
   v       denser rows
-  Numbers are buckets, dots are idle time, ▸ a launch, ⡇ a hook fire,
-  ◆ a mark. A bucket waits for the last rank to launch it, then its
+  Numbers are buckets, dots are idle time, ▸ a launch, ⡇ a gradient
+  that is ready, ◆ a mark. A bucket waits for the last rank to launch it, then its
   data travels: ██ hidden behind compute, ╱╱ exposed; ╍╍ waits behind
   compute, ╲╲ exposed. Dense rows show compute in the upper half of a
   cell, communication in the lower half. Times count from the start of
-  the first rank's step. To keep the cost down, the collectives of a
-  light step are not timed, and of a bare step only start and end
-  are known."""
+  the first rank's step. To keep the cost down, a step may be "timed in
+  part" (without its collectives), or "duration only"."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "move(-1)", "cursor", key_display="←→"),
         hidden("right,l", "move(1)", "Cursor right"),

@@ -148,7 +148,8 @@ class TestView:
             await watching(pilot, run(40))
             await pilot.press("6")
             await compared(pilot)
-            (row,) = [row for row in app.view._rows if ("ranks" in "".join(text for text, _ in row[:2]))]
+            (row,) = [row for row in app.view._rows if "".join(text for text, _ in row).startswith(" ranks")]
+            assert "not the same set-up: ranks 8 and 2" in " ".join(screen_text(app).split())
             assert [text.split() for text, style in row if style == "warn"]
 
     async def test_from_the_palette(self, baseline):

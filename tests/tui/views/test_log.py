@@ -22,7 +22,7 @@ class TestLog:
             await until(pilot, lambda: "✓ straggler" in body(app))
             assert "attached" not in body(app)
             assert re.search(
-                r"straggler, over, steps 1–\d+: cost 0\.\d+ process-seconds, \d\.\d % of the run", body(app)
+                r"straggler, over, steps 1–\d+: cost 0\.\d+ process-seconds, \d\.\d % of all ranks' time", body(app)
             )
             cost = re.search(r"cost (\S+) process-seconds", body(app))[1]  # its share falls as the run goes on
             await pilot.press("m")

@@ -45,7 +45,7 @@ class TestView:
         app = app_on()
         async with app.run_test(size=(200, 50)) as pilot:
             text = await asked(pilot, messages)
-            assert f"{said['steps']} full steps" in text
+            assert f"{said['steps']} steps timed in full" in text
             assert f"measured {three_digits(said['replayed']['measured_ms'])} " in text
             for row in said["scenarios"]:
                 interval = f"{three_digits(row['gain_low_ms'])} … {three_digits(row['gain_high_ms'])}"
@@ -68,15 +68,14 @@ class TestView:
             assert f"{first.change}: {statement_of(first.code)}"[:70] in screen_text(app)
             await pilot.press(*["down"] * len(rows))
             text = screen_text(app)
-            assert "▶ communication for free  " in text
-            assert "no line of code" in text
+            assert f"▶ {rows[-1].prediction.change}"[:24] in text
 
     async def test_no_name_is_cut_in_a_small_terminal(self, messages):
         app = app_on()
         async with app.run_test(size=(80, 34)) as pilot:
             await asked(pilot, messages)
             names = [line[:26].strip() for line in screen_text(app).splitlines()]
-            assert "communication for free" in names
+            assert "bound of caps and hooks" in names
             assert not [name for name in names if name.endswith("…")]
             assert "accumulation over 2" in names
 
@@ -86,13 +85,13 @@ class TestView:
         early = [m for m in messages if not isinstance(m, Step) or m.step < 30]
         app = app_on()
         async with app.run_test(size=(120, 40)) as pilot:
-            assert "18 full steps" in await asked(pilot, early)
+            assert "18 steps timed in full" in await asked(pilot, early)
             await watching(pilot, [m for m in messages if isinstance(m, Step) and m.step >= 30])
             await pilot.pause()
-            assert "18 full steps" in await predicted(pilot)
+            assert "18 steps timed in full" in await predicted(pilot)
             clock[0] += model.PAUSE_S
             await watching(pilot, [status()])
-            await until(pilot, lambda: "48 full steps" in screen_text(app))
+            await until(pilot, lambda: "48 steps timed in full" in screen_text(app))
 
     async def test_nothing_is_predicted_unless_the_view_is_shown(self, messages):
         app = app_on()
@@ -140,7 +139,7 @@ class TestView:
     @pytest.mark.parametrize(
         ("job", "line"),
         [
-            (JOB.but(steps=4), "3 full steps of all ranks, and 5 are needed"),
+            (JOB.but(steps=4), "3 steps timed in full on all ranks, and 5 are needed"),
             (JOB.but(cap_mib=100), "only one bucket size was seen"),
             (JOB.but(ranks=1), "one rank alone has nothing to reduce"),
         ],

@@ -236,3 +236,4 @@ CPU_PRESSURE: Final = _signal(  # for all ranks, and where a rank's own waits ar
     "cpu_pressure", PRESSURE_SHARE, "CPU starved: threads waited {:.0%} of the time for a core"
 )
 HOST_WIDE: Final = (*HOST_SIGNALS, CPU_PRESSURE)
+STARVED: Final = ("wait", CPU_PRESSURE.name)  # what is said where cores are short

@@ -13,6 +13,8 @@ from itertools import islice
 from statistics import median, median_low
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace as replace_fields
+
 from ddpwatch.analysis.clock_error import Shifts
 from ddpwatch.analysis.diagnosis.causes.device_signals import (
     DENIED,
@@ -23,6 +25,7 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import (
     HOST_WIDE,
     RANK_FIELDS,
     RANK_SIGNALS,
+    STARVED,
     Columns,
     Row,
     Signal,
@@ -38,7 +41,7 @@ from ddpwatch.analysis.placement import Gpu, Host, Placement
 from ddpwatch.common.statistics import mean, p50
 from ddpwatch.common.text import UNKNOWN
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.wire.messages import Device, RankSample
+from ddpwatch.wire.messages import BusyProcess, Device, RankSample
 
 LOOK_AGAIN_NS = 1_000_000_000  # for the cause of what lasts
 SAMPLE_NS = 1_000_000_000  # what a sample describes: the time before it
@@ -92,6 +95,7 @@ class DeviceCauses:
     _newest: dict[Gpu, Device] = field(default_factory=dict)
     _faulty: dict[Host, str] = field(default_factory=dict)  # its worst interface
     _xid: dict[Host, int] = field(default_factory=dict)  # the newest of its GPUs'
+    _busy: dict[Host, Device] = field(default_factory=dict)  # its newest sample with processes
     _offsets: dict[Host, int] = field(default_factory=dict)  # what puts a host's clock onto the time line
 
     def note_clocks(self, shifts: Shifts) -> None:
@@ -105,6 +109,8 @@ class DeviceCauses:
         if device.kind == "cpu":
             if device.net_faulty:
                 _remember(self._faulty, host, device.net_faulty)
+            if device.busy:
+                _remember(self._busy, host, device)
             self._hosts.add_sample(host, host, device.at_ns, host_columns(device))
             return
         key = Gpu(host, device.uuid)
@@ -134,7 +140,8 @@ class DeviceCauses:
             return None
         process = {} if rank is None else _known(self._ranks.now(rank, window))
         also = [self._text(each) for each in found[1:]]
-        return DeviceCause(self._text(found[0]), found[0].figures(process=process, also=also))
+        figures = found[0].figures(process=process, also=also)
+        return DeviceCause(self._text(found[0]), replace_fields(figures, busy=self._busy_on(found[0], window)))
 
     def workers(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what limits the DataLoader's workers that a rank, or all (None), waited for in that time."""
@@ -199,6 +206,14 @@ class DeviceCauses:
         yield from self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window)
         yield from self._gpus.causes_of_all(self._gpus_in_use(), GPU_SIGNALS, window)
         yield from self._hosts.causes_of_all(self._hosts.past, HOST_WIDE, window)
+
+    def _busy_on(self, found: _Found, window: _Window) -> list[BusyProcess] | None:
+        """Returns which processes had the cores that were short; of several hosts that are alike, none."""
+        host = found.host if found.host.name or len(self._busy) != 1 else next(iter(self._busy))
+        sample = self._busy.get(host)
+        if found.signal.name not in STARVED or sample is None:
+            return None
+        return sample.busy if sample.at_ns >= window.now(host)[0] else None
 
     def _host_of(self, rank: int) -> Host:
         return self.placement.hosts.get(rank, _UNKNOWN)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.causes.device_signals import DENIED
+from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENIED
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
@@ -17,6 +17,7 @@ from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
 
 NEWEST = 32  # watched steps: whom the others waited for, and how long on average
 KEEP_FIRST = 1024  # steps before these
+SHORTAGES = {*DENIED, CPU_PRESSURE.name}  # of a machine: ranks that get less of it by turns are last by turns
 STALLS = NEWEST // 8  # of these, that may be single stalls: the longest waits
 MOST_OF_ONE = 0.75  # of what they waited: more is one rank's doing
 
@@ -73,7 +74,7 @@ class Imbalance:
     def _cause(self, spell: Spell) -> DeviceCause | None:
         """Returns what denied the ranks their cores meanwhile, if that is half of it."""
         cause = spell.cause_by(partial(self._devices.cause, None))
-        denied = cause is not None and cause.evidence.cause in DENIED and 2 * cause.evidence.value >= spell.share
+        denied = cause is not None and cause.evidence.cause in SHORTAGES and 2 * cause.evidence.value >= spell.share
         return cause if denied else None
 
 

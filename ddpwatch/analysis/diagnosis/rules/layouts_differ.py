@@ -37,7 +37,7 @@ class LayoutsDiffer:
             ranks = {rank for some in ranks_of.values() for rank in some if some is not most}
             who, lasts = ranks_named(sorted(ranks)), not self._agreed_after(module, group, epoch)
             differ = "differ" if lasts else "differed"
-            text = f"the buckets of {who} {differ} from those of other ranks (module {module}, layout {epoch})"
+            text = f"the buckets of {who} {differ} from those of other ranks (module {module}, assignment {epoch})"
             found.append(Incident("layouts_differ", "error", text, ranks=tuple(sorted(ranks)), open=lasts))
         return found
 

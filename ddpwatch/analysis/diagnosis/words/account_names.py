@@ -7,7 +7,7 @@ _NAMES = {
     "exposed": "exposed: waiting or transfer", "startup": "warm-up",
 }  # fmt: skip
 _OTHER = {
-    "between": "gap between optimizer and forward", "unwatched": "longer in bare steps", "unseen": "not seen",
+    "between": "gap between optimizer and forward", "unwatched": "longer in steps not watched", "unseen": "not seen",
     "aborted": "aborted steps",
 }  # fmt: skip
 
@@ -17,6 +17,11 @@ _PHASES = {"between": "gap", "exposed_comm": "exposed", "other": "rest"}
 def phase_name(phase: str) -> str:
     """Returns a phase of a step, as the heading of a column or a row."""
     return _PHASES.get(phase, phase)
+
+
+def timed_by(timing_source: str) -> str:
+    """Returns what the ranks' stamps come from."""
+    return timing_source.replace("host", "CPU clock").replace("cuda", "CUDA")
 
 
 def rank_seconds(timing_source: str | None) -> str:
@@ -41,7 +46,7 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
 def account_names(account: str, rank: int | None, phase: str) -> list[str]:
     """Returns the same, in full and ever shorter."""
     full = account_in_phase(account, rank, phase)
-    brief = {"jitter": "varying last rank", "exposed": "exposed", "between": "gap", "unwatched": "bare steps"}
+    brief = {"jitter": "varying last rank", "exposed": "exposed", "between": "gap", "unwatched": "steps not watched"}
     short = brief.get(phase if account == "other" else account, full)
     return [full, account_name(account, rank, phase), short.removeprefix("waiting for ").partition(" (")[0]]
 

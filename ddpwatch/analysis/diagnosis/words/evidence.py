@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, End, Evidence
-from ddpwatch.analysis.diagnosis.words.wording import how_ended, ms_named, phase_named, ranks_named, where_ended
+from ddpwatch.analysis.diagnosis.words.wording import (
+    how_ended,
+    ms_named,
+    phase_named,
+    processes_named,
+    ranks_named,
+    where_ended,
+)
 from ddpwatch.common.text import percent, size, three_digits
 
 ELSEWHERE: Final = ("stacks", "call_sites", "no_stack")  # `wording.stack_lines` shows these
@@ -116,7 +123,8 @@ def _device(found: DeviceFigures | DeniedTime) -> list[str]:
         if value is not None
     ]
     also = [f"also: {text}" for text in found.also or ()]
-    return [*filter(None, [named, whose]), *compared, *filter(None, said), *also]
+    busy = [f"busiest: {processes_named(found.busy)}"] if found.busy else []
+    return [*filter(None, [named, whose]), *compared, *filter(None, said), *also, *busy]
 
 
 def _value(name: str, value: float) -> str:
@@ -142,7 +150,7 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "parts_ms": lambda parts: [f"{phase_named(phase)} takes {ms_named(ms)} longer" for phase, ms in parts.items()],
     "throughout": lambda throughout: ["all of its gradients come more slowly"] if throughout else [],
     "watched_steps": lambda steps: [f"judged by {steps} steps that were timed"],
-    "step_ms": _ms("a step takes {}"),
+    "step_ms": _ms("a step that it strikes takes {}"),
     "group": _ranks("compared among {}"),
     "why": lambda why: [_WHY.get(why, "")],
     "issued": _issued,

@@ -108,8 +108,8 @@ def message_text(incident: Incident) -> str:
 
 
 def cost_text(incident: Incident, unit: str) -> str:
-    """Returns ``41 GPU-seconds, 0.8 % of the run``."""
-    return f"{seconds_text(incident.cost_ns)} {unit}, {share_text(incident.share)} of the run"
+    """Returns ``41 GPU-seconds, 0.8 % of all ranks' time``."""
+    return f"{seconds_text(incident.cost_ns)} {unit}, {share_text(incident.share)} of all ranks' time"
 
 
 def steps_text(incident: Incident) -> str:

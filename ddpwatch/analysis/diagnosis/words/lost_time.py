@@ -13,6 +13,7 @@ from ddpwatch.common.text import adding_up, percent
 from ddpwatch.common.units import NS_PER_S
 
 MOST_NAMED = 3  # accounts in a sentence
+LEAST_SHARE = 0.0005  # less is shown as 0
 
 
 def seconds_text(ns: float) -> str:
@@ -22,8 +23,8 @@ def seconds_text(ns: float) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """Returns a share in percent, with one decimal. An ongoing hang may have cost more than all steps before it."""
-    return ">100 %" if share is not None and share > 1 else percent(share, 1)
+    """Returns a share in percent, with one decimal."""
+    return percent(share, 1)
 
 
 def account_text(account: Account) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Incident, LostTime
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
-from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.analysis.diagnosis.words.wording import processes_named, ranks_named
 from ddpwatch.wire.messages import Bye, Hello, Mark
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
@@ -27,6 +27,7 @@ _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
     "call": "start collectives earlier (async_op=True), and wait where results are used: see the timeline",
 }
+_PY_SPY = "pip install py-spy"
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _TOO_SMALL = "the model is small for its network: larger batches per rank, or fewer updates, hide more"
 MOSTLY_EXPOSED = 0.5  # of a step
@@ -130,12 +131,16 @@ class JobPlaces:
         of_ranks = {self._hellos[rank].host for rank in incident.ranks if rank in self._hellos}
         return named or (of_ranks if len(of_ranks) == 1 else hosts if len(hosts) == 1 else {""}).pop()
 
+    def ranks_on(self, host: str) -> dict[int, int]:
+        """Returns the ranks of a host by pid; of all where it is not known, as there is one."""
+        return {hello.pid: rank for rank, hello in self._hellos.items() if host in ("", hello.host)}
+
     def stack_of(self, rank: int, lasts: bool = True) -> str:
         """Returns how to see what a rank does: now, or once what does not last comes again."""
         hello = self._hellos.get(rank)
         if hello is None or rank in self._ended:
-            return f"next time, py-spy dump --pid shows what rank {rank} does while it lasts"
-        shows = f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does"
+            return f"if it comes again, py-spy dump --pid shows what rank {rank} does meanwhile ({_PY_SPY})"
+        shows = f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does ({_PY_SPY})"
         return shows if lasts else f"if it comes again, {shows}"
 
     def lines_of(self, rank: int, lasts: bool) -> str:
@@ -176,9 +181,10 @@ def _device(incident: Incident, places: JobPlaces) -> str:
         return _BY_WORKERS[device.cause].format(more=places.more_workers)
     if isinstance(device, DeviceFigures) and device.cause in _BY_CAUSE:
         return at + _BY_CAUSE[device.cause]
-    return (
-        f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: stop it, or start fewer threads and workers"
-    )
+    who = "`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"
+    if isinstance(device, DeviceFigures) and device.busy:
+        who = f"most CPU time goes to {processes_named(device.busy, places.ranks_on(host))}"
+    return f"{at}{who}: stop what is not the job's, or start fewer threads and workers"
 
 
 def _input(incident: Incident, places: JobPlaces) -> str:
@@ -275,7 +281,7 @@ def next_step(incident: Incident, places: JobPlaces) -> str:
 # -- by account ----------------------------------------------------------------------------------------------
 
 _BY_ACCOUNT: Final[Mapping[AccountName, str]] = {
-    "jitter": f"{_LENGTHS}; and give each rank cores of its own",
+    "jitter": f"give each rank cores of its own; or, if they have these, {_LENGTHS}",
     "input": "give the DataLoader more workers (num_workers), with persistent_workers=True",
     "pause": "see its incidents: each says what to do",
     "waiting": "see its incidents: each says what to do",

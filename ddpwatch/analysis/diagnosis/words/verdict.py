@@ -85,7 +85,8 @@ def verdict(
     else:
         found = _healthy(summary, incidents, ranks, world_size, issued)
         if (found.severity == "ok" or found.kind == "lost") and lost is not None and lost.costly:
-            text = f"{lost_text(lost, of='the run')}; {NONE_OPEN}{_past(incidents)}"
+            where = lost_text(lost, of="all ranks' time")
+            text = f"{where}; {NONE_OPEN}{_past(incidents)}"
             found = Verdict("lost", "warn", text, next_step=lost.next_step)
     return _prefixed(found, finished_steps, end)
 
@@ -191,7 +192,7 @@ def _past(incidents: Sequence[Incident]) -> str:
     cost = sum(incident.share or 0.0 for incident in over)
     costliest = max(over, key=lambda incident: (bool(_blamed(incident)), incident.share or 0.0))
     more = f" and {len(over) - 1} more" if len(over) > 1 else ""
-    return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of the run"
+    return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of all ranks' time"
 
 
 def _worth_naming(incidents: Sequence[Incident]) -> list[Incident]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup
 from ddpwatch.common.text import UNKNOWN, in_ms, spans
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.wire.messages import NO_LONGER_WATCHED
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, BusyProcess
 
 _MOST_NAMED = 6
-LIVE_PHASES = {"input": "between steps", "between": "between phases"}  # where a heartbeat says that training is
+LIVE_PHASES = {  # where a heartbeat says that training is
+    "input": "between steps", "between": "between phases", "sync": "waiting for buckets",
+}  # fmt: skip
 ACTIVITIES = {
     "data": "waiting for data", "save": "saving", "compile": "compiling", "validation": "in validation",
     "graph": "in CUDA graphs", NO_LONGER_WATCHED: "no longer watched",
@@ -19,7 +22,7 @@ _PLACES = {
     "data": "waiting for data", "exposed_comm": "waiting for buckets", "between": "between steps",
     "other": "between phases", "checkpoint": "in a checkpoint", "compilation": "compiling",
 }  # fmt: skip
-_ENDS = {**LIVE_PHASES, **ACTIVITIES, "sync": "waiting for buckets"}  # where a rank that ended was
+_ENDS = {**LIVE_PHASES, **ACTIVITIES}  # where a rank that ended was
 _STACK_FRAMES = 5  # of each rank, in a list
 _ITS_PHASES = {
     "data": "its wait for data", "between": "its gap between optimizer and forward",
@@ -61,6 +64,12 @@ def buckets_named(indices: Sequence[int]) -> str:
 
 def _named(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'' if len(numbers) == 1 else 's'} {spans(numbers, _MOST_NAMED, ', ')}"
+
+
+def processes_named(busy: Iterable[BusyProcess], ranks: Mapping[int, int] = MappingProxyType({})) -> str:
+    """Returns processes with the CPU time that they use; with the rank, by pid, that one is."""
+    named = ((f"rank {ranks[one.pid]}" if one.pid in ranks else one.name or "?", one) for one in busy)
+    return ", ".join(f"{name} (pid {one.pid}) {one.cpu:.0f} % of a core" for name, one in named)
 
 
 def without(incident: Incident) -> str:

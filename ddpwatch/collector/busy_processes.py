@@ -1,0 +1,73 @@
+"""Finds the processes that use most CPU time, while a host is short of cores. Linux only, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import nlargest
+from itertools import islice
+from pathlib import Path
+
+from ddpwatch.analysis.diagnosis.thresholds import DENIED_SHARE, PRESSURE_SHARE
+from ddpwatch.collector.host_counters import PROC
+from ddpwatch.common.units import NS_PER_S
+from ddpwatch.run.regular import read_counters
+from ddpwatch.wire.messages import MOST_BUSY, BusyProcess, Device, RankSample
+
+EVERY_NS = 10_000_000_000  # after the first look: 12 µs a process
+MOST_PROCESSES = 4096  # read in one look
+_UTIME = 11  # in /proc/PID/stat, of the fields after the name
+
+
+class BusyProcesses:
+    """Looks at all processes now and then; what they have used between two looks is their CPU time.
+
+    Args:
+        proc: Where the kernel shows processes.
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = str(proc)
+        self._before: Mapping[int, tuple[str, int]] = {}
+        self._at_ns = self._due_ns = 0
+
+    def sample(self, is_short: bool, now_ns: int) -> list[BusyProcess]:
+        """Returns the busiest since the last look; empty where none is due, or nothing is short.
+
+        Args:
+            is_short: Whether somebody waits for a core.
+            now_ns: Monotonic.
+        """
+        if not is_short:
+            self._before, self._due_ns = {}, 0
+            return []
+        if now_ns < self._due_ns:
+            return []
+        before, self._before = self._before, dict(islice(self._times(), MOST_PROCESSES))
+        ticks = os.sysconf("SC_CLK_TCK") * max(now_ns - self._at_ns, 1) / NS_PER_S
+        self._at_ns, self._due_ns = now_ns, now_ns + (EVERY_NS if before else 0)
+        used = [
+            BusyProcess(pid, name, 100 * (now - before[pid][1]) / ticks)
+            for pid, (name, now) in self._before.items()
+            if pid in before and now > before[pid][1]
+        ]
+        return nlargest(MOST_BUSY, used, key=lambda process: process.cpu)
+
+    def _times(self) -> Iterator[tuple[int, tuple[str, int]]]:
+        """Yields the name and the ticks of CPU time of each process."""
+        with os.scandir(self._proc) as entries:
+            for entry in entries:
+                if entry.name.isdecimal():
+                    head, _, fields = read_counters(f"{self._proc}/{entry.name}/stat").rpartition(b")")
+                    times = fields.split()[_UTIME : _UTIME + 2]
+                    if len(times) == 2:
+                        name = head.partition(b"(")[2].decode(errors="replace")
+                        yield int(entry.name), (name, sum(map(int, times)))
+
+
+def is_short_of_cores(host: Device, ranks: Sequence[RankSample]) -> bool:
+    """Returns whether samples show what could be called CPU starvation."""
+    waits = (sample.wait_ns or 0 for sample in ranks)
+    wants = ((sample.wait_ns or 0) + (sample.run_ns or 0) for sample in ranks)
+    denied = any(wait > DENIED_SHARE * want for wait, want in zip(waits, wants, strict=True))
+    return denied or (host.cpu_pressure or 0.0) >= 100 * PRESSURE_SHARE
