@@ -11,13 +11,22 @@ _HEADER = ["", "unit", "median", "slowest", "of the median", "ranks"]
 
 def render_check(result: CheckResult) -> str:
     """Returns the result as text."""
-    hosts = f"{len(result.hosts)} host{'s'[: len(result.hosts) - 1]}"
-    lines = [f"{result.ranks} ranks on {hosts}, {result.device}: {result.rounds} rounds"]
-    lines += [f"slow: {text}" for text in result.slow] or ["no rank, host or link is slower than the others"]
+    ranks, hosts = _count(result.ranks, "rank"), _count(len(result.hosts), "host")
+    lines = [f"{ranks} on {hosts}, {result.device}: {result.rounds} rounds"]
+    nobody = (
+        "no rank, host or link is slower than the others"
+        if result.ranks > 1
+        else "there is no other to compare it with"
+    )
+    lines += [f"slow: {text}" for text in result.slow] or [nobody]
     by_measure = {
         name: found for name in LIMITS if (found := [figure for figure in result.figures if figure.measure == name])
     }
     return "\n".join([*lines, "", *table(_HEADER, [_row(name, found) for name, found in by_measure.items()])])
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s'[: number - 1]}"
 
 
 def _row(name: str, found: list[MeasuredFigure]) -> list[str]:

@@ -72,6 +72,14 @@ def test_of_two_ranks_the_slower_one_is_named_and_their_link_is_not() -> None:
     assert [figure.share for figure in result.figures if figure.measure == "link"] == [None]
 
 
+def test_one_rank_has_nobody_to_be_compared_with() -> None:
+    result = judge(figures("a", lambda _: 20, within))
+    assert render_check(result).splitlines()[:2] == [
+        "1 rank on 1 host, cpu: 40 rounds",
+        "there is no other to compare it with",
+    ]
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8, 11, 200])
 def test_ranks_meet_in_pairs(ranks: int) -> None:
     met = [meetings(rank, ranks) for rank in range(ranks)]

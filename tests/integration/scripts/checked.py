@@ -14,13 +14,13 @@ RANK = int(os.environ["RANK"])
 
 
 def slow_multiply(check: RankCheck) -> None:
-    for _ in range(4):
+    for _ in range(10):
         multiply(check)
 
 
 def late_swap(check: RankCheck, peer: int, count: int) -> None:
     if count > 1 and 2 in (RANK, peer):
-        time.sleep(0.1)
+        time.sleep(0.03)
     swap(check, peer, count)
 
 
