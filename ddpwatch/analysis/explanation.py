@@ -26,6 +26,8 @@ CONFIDENCE = 0.95  # that no line differs by chance alone
 WORTH = 0.02  # of the peer's step
 FEWEST_STEPS = 5
 STRETCHES = 20  # of steps, at most
+MATTERS = 0.05  # of a step: other lines do not say whether all take longer
+SPREAD = 2.0  # how many times more or less than all others a line may grow, where all grow together
 STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
 KEPT_ORDERS = 64
 SHOWN_LINES = 12  # that differ most
@@ -153,10 +155,12 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     keys = {*here, *there}
     compared = peer_step_ms if len(slots) >= FEWEST_STEPS else None
     lines = [_line(key, here.get(key), there.get(key), slots, compared, len(keys)) for key in keys]
-    lines = sorted(sorted(lines, key=lambda line: -abs(_more_ms(line)))[:SHOWN_LINES], key=_more_ms, reverse=True)
+    lines.sort(key=_more_ms, reverse=True)
     ranks = [_rank(own, step_ms), *([] if peer is None else [_rank(peer, peer_step_ms)])]
     text = _text(own, lines, ranks, len(slots))
-    return Explanation(own.rank, None if peer is None else peer.rank, len(slots), text, ranks, lines)
+    shown = sorted(lines, key=lambda line: abs(_more_ms(line)), reverse=True)[:SHOWN_LINES]
+    shown.sort(key=_more_ms, reverse=True)
+    return Explanation(own.rank, None if peer is None else peer.rank, len(slots), text, ranks, shown)
 
 
 def explain_hang(hang: Incident) -> Explanation:
@@ -281,14 +285,30 @@ def _text(own: StackSamples, lines: Sequence[LineDifference], ranks: Sequence[Sa
     if steps < FEWEST_STEPS:
         return f"too few steps to compare rank {own.rank} with rank {own.peer}: {steps}, of {FEWEST_STEPS} at least"
     longer = [line for line in lines if line.certain and (line.difference_ms or 0) > 0 and line.phase != "sync"]
-    denied = _denied(*ranks)
-    if longer:
+    denied, times = _denied(*ranks), _times_as_long(lines)
+    if times is not None:
+        said = f"rank {own.rank} does the same as rank {own.peer}, {times:.1f} times as long: all lines take more"
+    elif longer:
         said = f"rank {own.rank} spends {_more(longer[0])}"
     elif denied:
         said = f"rank {own.rank} does what rank {own.peer} does"
     else:
         said = f"no difference beyond noise between rank {own.rank} and rank {own.peer}"
     return f"{said}; {denied}" if denied else said
+
+
+def _times_as_long(lines: Sequence[LineDifference]) -> float | None:
+    """Returns how many times as long as its peer a rank takes, if that is so for all that it does."""
+    work = [line for line in lines if line.phase != "sync" and line.peer_ms is not None]
+    here, there = sum(line.ms for line in work), sum(line.peer_ms or 0.0 for line in work)
+    if there <= 0 or here <= there or sum(line.certain for line in work) < 2:
+        return None
+    more = here / there - 1
+    for line in (line for line in work if max(line.ms, line.peer_ms or 0.0) >= MATTERS * there):
+        expected, noise = more * (line.peer_ms or 0.0), max(line.reach_ms or 0.0, WORTH * there)
+        if not expected / SPREAD - noise <= (line.difference_ms or 0.0) <= expected * SPREAD + noise:
+            return None
+    return here / there
 
 
 def _most(lines: Sequence[LineDifference]) -> str:

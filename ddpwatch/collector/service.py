@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.run import blackbox, clock, rundir
 from ddpwatch.run.commit import commit_of
+from ddpwatch.run.subprocesses import module_command
 from ddpwatch.sampling.lease import detail_of_job
+from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Ready, take_rest
 from ddpwatch.wire.messages import Bye, Hello, Message, Status, decode, encode, run_before, sends_no_more, type_name
@@ -139,6 +142,7 @@ class Collector:
         try:
             self._open_recording()
             self._links.report(Ready())
+            self._explain_first_incident()
             while not self._is_over():
                 self._turn()
             self._end_run()
@@ -148,6 +152,17 @@ class Collector:
         finally:
             self._devices.stop()
             self._close()
+
+    def _explain_first_incident(self) -> None:
+        """Starts what does, if the job wants it: a viewer, which ends by itself."""
+        if os.environ.get(EXPLAIN) != FIRST_INCIDENT or self._options.node or self._options.restarts:
+            return
+        nowhere = subprocess.DEVNULL
+        command = module_command("ddpwatch.viewer.first_incident", self._options.run_id)
+        try:
+            subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+        except OSError as error:
+            _log.warning("%s: %s", EXPLAIN, error)
 
     def _note_signal(self, number: int, _: object) -> None:
         if self._signal is None:

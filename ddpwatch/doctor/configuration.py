@@ -11,14 +11,16 @@ from ddpwatch.doctor.check import Check, Section
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.sampling.lease import parse_detail
+from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
 from ddpwatch.tui.settings import load_settings, settings_path
 
 LIMITS = ("DDPWATCH_RECORD_MAX_SIZE", "DDPWATCH_RECORD_PART_SIZE", "DDPWATCH_RECORD_PART_AGE", "DDPWATCH_RECORD_EVERY")
 SECRET = "DDPWATCH_ANONYMIZE_KEY"
 INTERNAL = ("DDPWATCH_RUN", "DDPWATCH_RECORD", "DDPWATCH_STARTUP")  # `ddpwatch run` sets them for its job
 VARIABLES = (
-    "DDPWATCH", "DDPWATCH_CONFIG", "DDPWATCH_DETAIL", "DDPWATCH_DIR", "DDPWATCH_IFNAME", "DDPWATCH_ON_INCIDENT",
-    "DDPWATCH_PORTS", "DDPWATCH_RECORD_DIR", "DDPWATCH_SECRET_FILE", "DDPWATCH_SSH", SECRET, *LIMITS, *INTERNAL,
+    "DDPWATCH", "DDPWATCH_CONFIG", "DDPWATCH_DETAIL", "DDPWATCH_DIR", EXPLAIN, "DDPWATCH_IFNAME",
+    "DDPWATCH_ON_INCIDENT", "DDPWATCH_PORTS", "DDPWATCH_RECORD_DIR", "DDPWATCH_SECRET_FILE", "DDPWATCH_SSH", SECRET,
+    *LIMITS, *INTERNAL,
 )  # fmt: skip
 _section = Section("configuration")
 
@@ -57,6 +59,8 @@ def _trouble(name: str, value: str) -> tuple[str, str] | None:
         return "ddpwatch is off, and jobs run unwatched", "unset it to watch jobs"
     if name == "DDPWATCH" and value.lower() in ("off", "no", "false", "disabled"):
         return "jobs are watched all the same", "only DDPWATCH=0 turns ddpwatch off"
+    if name == EXPLAIN and value != FIRST_INCIDENT:
+        return "nothing is explained by itself", f"the only value is {FIRST_INCIDENT}"
     if name == "DDPWATCH_DETAIL":
         return _trouble_of_detail(value)
     if name in LIMITS:

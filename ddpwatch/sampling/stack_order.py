@@ -15,6 +15,8 @@ import msgspec
 from ddpwatch.wire.messages import Count, Rank
 
 MOST_STEPS: Final = 100_000
+EXPLAIN: Final = "DDPWATCH_EXPLAIN"  # of the job's environment: when to ask by itself
+FIRST_INCIDENT: Final = "first-incident"
 _FORM: Final = re.compile(rb"([0-9]{1,10})\.([0-9]{1,7})\.([0-9]{1,7})\.([0-9]{1,6})")
 
 

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from ddpwatch.analysis.explanation import Explanation, LineDifference
+from ddpwatch.recording.reader import Recording
+from ddpwatch.report.explained import explained_in
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.viewer.explain import explain_live
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire.messages import Step
-from tests.support.jobs import SCRIPTS, Job, ddpwatch, live, messages, read_until, the_run, wait_for
+from tests.support.jobs import SCRIPTS, Job, collector_pids, ddpwatch, live, messages, read_until, the_run, wait_for
 
 pytestmark = [pytest.mark.xdist_group("explain"), pytest.mark.seconds(25)]  # one job for all
 SCRIPT = SCRIPTS / "explained.py"
@@ -48,7 +50,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explained]:
 def ask_all(folder: Path) -> Explained:
     found = Explained(folder=folder, of_case={}, recording=folder / "run.mcap")
     (folder / "case").write_text("alike")
-    with Job(SCRIPT, str(folder), log=folder / "log") as job:
+    with Job(SCRIPT, str(folder), log=folder / "log", DDPWATCH_EXPLAIN="first-incident") as job:
         info = the_run(job)
         with live(info) as source:
             read_until(source, lambda frames: {m.rank for m in messages(frames, Step)} == {0, 1}, "steps of both ranks")
@@ -58,6 +60,7 @@ def ask_all(folder: Path) -> Explained:
         for case in ("forward", "backward", "data"):
             begin(folder, case)
             found.of_case[case] = ask(info)
+        wait_for(lambda: len(collector_pids(info.run_id)) == 1, "who explains the first incident ends")
         (found.by_default,) = json.loads(ddpwatch("explain", "--steps", str(STEPS), "--json").stdout)
         begin(folder, "over")
         assert job.wait() == 0, job.output()
@@ -138,6 +141,10 @@ def test_a_recording_has_the_explanations(explained: Explained) -> None:
     shown = ddpwatch("explain", str(explained.recording)).stdout
     for found in (explained.alike, *explained.of_case.values()):
         assert found.text in shown
+    asked = {found.text for found in (explained.alike, *explained.of_case.values())} | {explained.by_default["text"]}
+    texts = [found.text for found in explained_in(Recording(explained.recording))]
+    assert len(texts) == len(asked) + 1
+    assert sum(text not in asked for text in texts) == 1  # the first, by itself
     report = ddpwatch("report", str(explained.recording)).stdout
     assert f"Explained: {explained.of_case['forward'].text}" in report
 

@@ -77,6 +77,8 @@ CASES: list[tuple[Check, State, str]] = [
     (runs.leftovers(2, []), "ok", "2 dead runs"),
     (runs.leftovers(0, [PATH / "a.in"]), "warn", "a.in"),
     (configuration.variable("DDPWATCH_DETAIL", "2%"), "ok", "=2%"),
+    (configuration.variable("DDPWATCH_EXPLAIN", "first-incident"), "ok", "=first-incident"),
+    (configuration.variable("DDPWATCH_EXPLAIN", "1"), "warn", "nothing is explained by itself"),
     (configuration.variable("DDPWATCH_DETAIL", "some"), "warn", "no detail: it is ignored"),
     (configuration.variable("DDPWATCH", "1"), "ok", "=1"),
     (configuration.variable("DDPWATCH", "0"), "warn", "off"),

@@ -14,9 +14,12 @@ from ddpwatch.report.explained import explained_in, render_explanation
 from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
+from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.viewer.explain import SAMPLED_S, request_of
+from ddpwatch.viewer.first_incident import FirstIncident
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import Bye, SampledLine, StackSamples
+from tests.support.frames import enveloped, run
 from tests.support.runs import record, run_of
 from tests.support.sampled import FEED, LOSS, MS, a_pair, noisy, samples_of
 
@@ -37,6 +40,24 @@ def test_the_function_is_named_with_its_line_and_module() -> None:
     ]
     assert found.lines[-1].phase == "sync"  # what it spends less in comes last
     assert found.steps == 60
+
+
+@pytest.mark.parametrize(("forward", "says"), [(1.8, "does the same as rank 0, 2.0 times as long"), (1.0, "spends")])
+def test_twice_the_work_is_not_one_line_s(forward: float, says: str) -> None:
+    """As with longer samples, or a slower core: all lines take more, and none is named."""
+    mlp = SampledLine("forward", "blocks.1", "model.py", 40, "forward", "linear.py:134 in forward")
+    norm = SampledLine("forward", "blocks.2", "model.py", 38, "forward", "layer_norm")
+    lines = (LOSS, mlp, norm, FEED)
+
+    def rank(number: int, *ms: float) -> StackSamples:
+        rows = [
+            (line, noisy(mean, 10 * number + seed)) for seed, (line, mean) in enumerate(zip(lines, ms, strict=True))
+        ]
+        return samples_of(number, rows)
+
+    found = explain([rank(3, 100.0, 30.0 * forward, 2.0 * forward, 0.3), rank(0, 50.0, 30.0, 2.0, 0.3)])
+    assert found is not None
+    assert found.text.startswith(f"rank 3 {says}")
 
 
 def test_steps_that_were_sampled_in_part_do_not_count() -> None:
@@ -184,6 +205,22 @@ def test_places_of_the_step_are_in_words() -> None:
         "in the backward",
         "before the forward",
     }
+
+
+def test_the_first_late_rank_is_explained_once() -> None:
+    ordered: list[StackOrder] = []
+    first, state = FirstIncident(ordered.append), RunState()
+    for message, envelope in enveloped([*run(60, late_rank=1)]):
+        first.look(state)
+        state.apply_message(message, envelope.received_ns)
+    first.look(state)
+    assert [(order.rank, order.peer) for order in ordered] == [(1, 0)]
+    assert not first.is_over
+    for samples, rank in zip(a_pair(), (1, 0), strict=True):
+        samples.rank, samples.order = rank, ordered[0].number
+        state.apply_message(samples, 1)
+    first.look(state)
+    assert first.is_over
 
 
 def test_who_is_sampled_is_a_rank_that_is_named_late_or_given_and_one_that_is_not() -> None:
