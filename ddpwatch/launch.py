@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ddpwatch.job.output_copy import OutputBuffer
 
 BOOTSTRAP = Path(__file__).parent / "job" / "path"
-END_GRACE_S = 5.0  # for the collector to close its recording after the job
+END_GRACE_S = 5.0  # for what the collector leaves after the job
+RECORDING_S = 60.0  # for it to close a recording, where it hardly gets a core
 OUTPUT_POLL_S = 0.2
 CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
 TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
@@ -68,6 +69,7 @@ class Launch:
         self.command = shlex.join(command)
         self.terminated = threading.Event()
         self.hang = ""
+        self._hurried = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._ender: threading.Thread | None = None
         self._command = list(command)
@@ -233,14 +235,24 @@ class Launch:
                     process.send_signal(info.si_signo)
             if info.si_signo in TERMINATING:
                 self.terminated.set()
+                if process.returncode is not None:
+                    self._hurried.set()
             if info.si_signo == signal.SIGHUP:
                 on_hangup()
 
     def _wait_for_collector(self) -> None:
-        """Gives the collector time to close its recording. What it does after that, it does without us."""
-        deadline = time.monotonic() + END_GRACE_S
-        while not all(info.ended for info in self.runs()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        """Gives the collector time to close its recording. What it does after that, it does without us.
+
+        A signal that would end the job ends the wait.
+        """
+        started, said = time.monotonic(), False
+        while (open_runs := [info for info in self.runs() if not info.ended]) and not self._hurried.wait(0.02):
+            waited_s, records = time.monotonic() - started, any(info.recording for info in open_runs)
+            if waited_s > (RECORDING_S if records else END_GRACE_S):
+                break
+            if waited_s > END_GRACE_S and not said:
+                said = True
+                print("ddpwatch: the job is over; its recording is being closed (Ctrl-C: do not wait)", file=sys.stderr)
 
 
 def why_unwatched() -> str:

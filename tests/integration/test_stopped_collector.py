@@ -12,7 +12,22 @@ import pytest
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import report_of
 from ddpwatch.wire.messages import Beat, Step
-from tests.support.jobs import SCRIPTS, Frames, Job, ddpwatch, live, messages, read_until, the_run, wait_for
+from tests.support.fork_server import ADDRESS, server_address
+from tests.support.jobs import (
+    DDPWATCH,
+    PATIENCE_S,
+    SCRIPTS,
+    Frames,
+    Job,
+    ddpwatch,
+    forked_command,
+    live,
+    messages,
+    read_until,
+    running,
+    the_run,
+    wait_for,
+)
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -61,3 +76,28 @@ def test_frames_are_dropped_and_counted_until_it_runs_again(tmp_path: Path) -> N
         assert 0 < missing <= row["dropped"] == steps[-1].dropped  # not one is missing without being counted
         assert row["end"]["reason"] == "finished"
     assert str(report["ranks"][0]["dropped"]) in ddpwatch("report", str(file)).stdout
+
+
+def test_run_waits_for_a_recording_that_is_not_closed_yet(run_directory: Path, tmp_path: Path) -> None:
+    file, fill, stop, end = (tmp_path / name for name in ("run.mcap", "fill", "stop", "end"))
+    job = forked_command(2, None, SCRIPTS / "busy.py", *map(str, (file, fill, stop, end)))
+    with running(
+        *DDPWATCH, "run", "--headless", "--record", str(file), "--", *job, **{ADDRESS: server_address()}
+    ) as run:
+        assert run.stderr is not None
+        info = the_run()
+        with live(info) as source:
+            read_until(source, lambda frames: len(newest(frames)) == 2, "both ranks train")
+        os.kill(info.pid, signal.SIGSTOP)
+        try:
+            stop.touch()
+            end.touch()
+            assert any("its recording is being closed" in line for line in run.stderr)
+            assert run.poll() is None
+        finally:
+            os.kill(info.pid, signal.SIGCONT)
+        run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 0
+    recording = Recording(file)
+    assert len(messages(list(recording), Step)) > 0
+    assert not recording.cut_tail

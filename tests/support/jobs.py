@@ -198,10 +198,7 @@ def forked_command(
 
 
 def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The ``ddpwatch`` command, run to its end. It is forked: its imports take longer than what it mostly does.
-
-    `ddpwatch run` waits for a recording itself, but on a busy machine that takes longer than a user would wait.
-    """
+    """The ``ddpwatch`` command, run to its end. It is forked: its imports take longer than what it mostly does."""
     name = uuid.uuid4().hex
     about = {**os.environ, "OMP_NUM_THREADS": "1", **environment, JOB: name}
     request = Request("ddpwatch", arguments, 0, about, COMMAND, tears_down=False)
@@ -212,7 +209,6 @@ def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         except subprocess.TimeoutExpired:
             kill(family(command.pid))
             raise
-        await_recordings(name)
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(["ddpwatch", *arguments], code, out.read(), err.read())
