@@ -56,7 +56,7 @@ def distance(row: Tensor, batch: Tensor) -> Tensor:
 def main() -> None:
     """Trains."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=20_000)
     steps = parser.parse_args().steps
     dist.init_process_group("gloo")
     torch.manual_seed(0)

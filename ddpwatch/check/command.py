@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ import msgspec
 from ddpwatch.check.judge import CheckResult
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.job.command import refusal, require_command, with_module
+
+STDERR = 2  # its file descriptor
 
 
 def check_job(command: Sequence[str], seconds: float) -> CheckResult:
@@ -34,7 +35,7 @@ def check_job(command: Sequence[str], seconds: float) -> CheckResult:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=STDERR)
     except OSError as error:
         raise refusal(command[0], error) from error
     try:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import pytest
+from typer.testing import CliRunner, Result
 
 from ddpwatch.check.judge import RankMeasures, judge
 from ddpwatch.check.measure import MOST_MEETINGS, meetings
 from ddpwatch.check.text import render_check
+from ddpwatch.cli import app
 from ddpwatch.errors import UsageError
 from ddpwatch.job.command import script_of, with_module
 
@@ -114,3 +119,25 @@ def test_it_is_started_by_torchrun(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert main([]) == UsageError.exit_code
     assert "start it with torchrun" in capsys.readouterr().err
     assert "torch" in sys.modules
+
+
+def test_the_command_starts_it_and_exits_with_what_it_found(tmp_path: Path) -> None:
+    """The launcher here writes what ranks would."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\nfor last; do :; done\ncp {tmp_path}/made "$last"\n'
+    )
+    launcher.chmod(0o700)
+
+    def checked(*options: str) -> Result:
+        return CliRunner().invoke(app, ["check", *options, "--", str(launcher), "train.py", "--lr", "3"])
+
+    assert "did not come to an end" in str(checked().exception)
+    for speed, code in ((20, 0), (10, 1)):
+        made = judge(figures("ab", lambda rank, speed=speed: speed if rank else 20, lambda a, b: 10))  # type: ignore[misc]
+        (tmp_path / "made").write_bytes(msgspec.json.encode(made))
+        done = checked("--json", "--seconds", "5")
+        assert done.exit_code == code
+        assert json.loads(done.stdout) == json.loads(msgspec.json.encode(made))
+    assert (tmp_path / "arguments").read_text().startswith("-m ddpwatch.check --seconds 5.0 --result /")
+    assert "slow: b (rank 1): matrix products" in checked().stdout

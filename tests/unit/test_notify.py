@@ -63,7 +63,7 @@ def test_one_that_hangs_at_the_end_is_ended_with_the_job(tmp_path: Path) -> None
     (tmp_path / "started").read_text()
     notifier.close(patience_s=0)
     assert said[0].startswith("--on-incident: the command was killed after ")
-    assert said[1:] == ["2 events of incidents were not passed on: too many, or too late"]
+    assert said[1:] == ["2 events of incidents not passed on: too many, or too late"]
 
 
 def test_one_that_fails_is_said_once_and_goes_on(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_events_never_wait_and_are_counted_if_they_are_too_many() -> None:
         notifier.add_alert(event())
     go_on.set()
     notifier.close()
-    assert said == ["5 events of incidents were not passed on: too many, or too late"]
+    assert said == ["5 events of incidents not passed on: too many, or too late"]
 
 
 def test_a_webhook_gets_a_text() -> None:
