@@ -18,11 +18,12 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.sampling.stack_order import MOST_STEPS, StackOrder
 from ddpwatch.viewer.live_source import LiveSource, snapshot
 from ddpwatch.viewer.state import RunState
-from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING
+from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING, Status, Step
 from ddpwatch.wire.transport import Frame
 
 SAMPLED_S = 3.0  # unless a number of steps is given
 SAMPLED_STEPS = 10  # at least; the same
+HANG_S = 3.0  # without a step, before something is ordered
 ANSWER_S = 10.0  # beyond what the steps take twice
 
 
@@ -99,7 +100,7 @@ def explain_live(
     try:
         for message, envelope in snapshot(source):
             state.apply_message(message, envelope.received_ns, envelope.frame)
-        if (hang := hang_of(state.diagnosis.incidents())) is not None:
+        if (hang := _hang_found(source, state)) is not None:
             return explain_hang(hang)
         request = request_of(state, rank, peer, steps)
         say(request.text)
@@ -111,6 +112,18 @@ def explain_live(
     finally:
         source.close()
     return request.answer(state)
+
+
+def _hang_found(source: LiveSource, state: RunState) -> Incident | None:
+    """Returns the hang that lasts. One shows in heartbeats that come from now on, unless a step comes."""
+    hang = hang_of(state.diagnosis.incidents())
+    for message, envelope in _frames(source, HANG_S) if hang is None else ():
+        state.apply_message(message, envelope.received_ns, envelope.frame)
+        if isinstance(message, Status):  # twice a second
+            hang = hang_of(state.diagnosis.incidents())
+        if isinstance(message, Step) or hang is not None:
+            break
+    return hang
 
 
 def hang_of(incidents: Iterable[Incident]) -> Incident | None:

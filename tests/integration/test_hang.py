@@ -17,7 +17,7 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire.messages import Beat, Bye, Device, Group, Hello, Stack, Status, Step
 from ddpwatch.wire.transport import Frame
-from tests.support.jobs import SCRIPTS, Job, collector_pids, live, the_run, wait_for
+from tests.support.jobs import SCRIPTS, Job, collector_pids, ddpwatch, live, the_run, wait_for
 
 SCRIPT = SCRIPTS / "stuck.py"
 RANKS, HANGS = 4, 20  # and the step in which rank 1 does
@@ -103,6 +103,7 @@ def test_who_hangs_is_named_with_the_line_it_is_at(tmp_path: Path, control: list
             (tmp_path / "watched").touch()  # not before, so that live and replay see the same
             hang = follower.until(source, lambda one: stuck(one) and len(ranks_seen(one)) == RANKS)
             check_stuck(hang)
+            assert f"ranks 0, 2, 3 wait at {hang.evidence.call_sites[0]}" in ddpwatch("explain", info.run_id).stdout
             open(tmp_path / "go", "w").close()
             past = follower.until(source, stuck, open=False)
             assert (past.since_step, past.until_step) == (hang.since_step, hang.since_step)
