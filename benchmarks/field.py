@@ -31,7 +31,7 @@ from tests.support.field.judge import OUTPUT, RECORDING, Judgement, judge
 from tests.support.fork_server import ROOT
 
 LIMIT_S = 400.0  # of one case
-CLOSING_S = 20.0  # for its recording
+CLOSING_S = 60.0  # for its recording
 COLUMNS = ["case", "source", "is", "cost", "named", "starved", "what is wrong", "verdict"]
 
 

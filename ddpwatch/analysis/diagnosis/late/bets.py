@@ -24,7 +24,6 @@ BETS = len(SHIFTS) * len(SHARES)
 LEAST_P, MOST_P = 1e-9, 0.999
 MOST = 1e100  # capital
 END = 6.0  # by how much the logarithm of what a bet has won may fall, until what it was placed on is over
-SOONER = 1.0  # by how much it has to be higher, to have begun sooner than is known: noise is high now and then
 # What a step stakes: half on a rank that is late in every step, a quarter on one that is now and then, or in a rhythm.
 STAKES = (1 / 2 / len(SHIFTS), *[1 / 4 / len(SHIFTS) / (len(SHARES) - 1)] * (len(SHARES) - 1)) * len(SHIFTS)
 RHYTHM_STAKE = 1 / 4 / len(PERIODS)
@@ -70,7 +69,7 @@ def onset(steps: Sequence[int], chances: Sequence[float], rhythm: tuple[int, int
         at = 1
         for count, gain in enumerate(column, 1):
             score += gain
-            if score > top + SOONER:
+            if score > top:
                 top, at = score, count
             elif top - score >= END:
                 break
