@@ -400,6 +400,27 @@ def stack(run: Run, rank: int, *frames: str) -> None:
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 
 
+@pytest.mark.parametrize(
+    ("inner", "in_flight", "found"),
+    [
+        ("/job.py 7 generate", [], False),
+        (f"{TORCH}/distributed/distributed_c10d.py 4000 barrier", [], True),
+        ("/job.py 7 generate", [1], True),
+    ],
+)
+def test_ranks_that_all_work_between_steps_and_wait_for_nobody_do_not_hang(
+    inner: str, in_flight: list[int], found: bool
+) -> None:
+    run = Run()
+    for rank in (0, 1):
+        run.put(rank, "input", issued_in=[(0, 7)], in_flight=in_flight)
+    run.go(5.0)
+    stack(run, 0, "/job.py 7 generate")
+    stack(run, 1, inner, "/job.py 9 main")
+    assert bool(run.go(30.0)) is found
+    assert only(run.go(600.0)).kind == "hang"  # for ever is too long
+
+
 def test_the_call_sites_are_shown() -> None:
     run = Run(3)
     stack(run, 1, "/old.py 1 before")  # of the rank, when it stood still before

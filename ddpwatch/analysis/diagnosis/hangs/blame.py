@@ -78,6 +78,13 @@ class RankLife:
         """Returns whether it does not go on, or sends nothing."""
         return self.stillness.stands_still or self.silent_ns(now_ns) > 0
 
+    def waits_for_nobody(self) -> bool:
+        """Returns whether no bucket is in flight, and its stack is in no collective, as far as both can be seen."""
+        stack, beat = self.stack, self.beat
+        if stack is None or beat is None or stack.at_ns < self.stillness.since_ns:
+            return False
+        return not stack.in_collective and not beat.in_flight
+
     def lasts_too_long(self, now_ns: int) -> bool:
         """Returns whether that is longer than what it does explains."""
         if not self.silent_ns(now_ns):
@@ -180,6 +187,9 @@ def _unknown(lives: Sequence[RankLife], now_ns: int) -> Blame | None:
     if not all(life.lasts_too_long(now_ns) for life in lives):
         return None
     idle = all(life.phase in _BETWEEN_STEPS or life.activity == "data" for life in lives)
-    if idle and (len(lives) == 1 or min(life.stillness.still_ns for life in lives) <= DATA_NS):
+    still_ns = min(life.stillness.still_ns for life in lives)
+    if idle and (len(lives) == 1 or still_ns <= DATA_NS):
         return None
+    if still_ns <= LASTING_NS and all(life.phase in _BETWEEN_STEPS and life.waits_for_nobody() for life in lives):
+        return None  # they generate, say
     return Blame("unknown", (), tuple(life.rank for life in lives))
