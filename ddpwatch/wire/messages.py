@@ -312,7 +312,7 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defa
     persistent: bool = False
 
 
-class BusyProcess(msgspec.Struct, array_like=True):
+class BusyProcess(msgspec.Struct):
     """A process of a host that uses much CPU time: ``cpu`` is in percent of a core."""
 
     pid: Count

@@ -26,6 +26,7 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, report_of
 from ddpwatch.report.compare_text import render_compare
 from ddpwatch.report.files import write_html
+from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
 from ddpwatch.run import rundir
 from ddpwatch.tui.app import DashboardApp
@@ -48,7 +49,7 @@ OUTPUTS = (  # and which words each has
     ("phases on screen", {"exposed"}), ("plain line", {"step", "exposed", "overlap"}),
     ("metrics", {"step", "exposed", "overlap", "lost", "lost waiting", "lost transfer"}),
     ("report", {*WORDS}), ("phases", {"exposed"}), ("accounts", {"lost waiting", "lost transfer"}),
-    ("HTML", {*WORDS}), ("JSON", {*WORDS}), ("library", {*WORDS}),
+    ("Markdown", {*WORDS}), ("HTML", {*WORDS}), ("JSON", {*WORDS}), ("library", {*WORDS}),
     ("compare", {"step", "exposed", "waiting", "transfer", "overlap", "lost"}),
 )  # fmt: skip
 Said = dict[str, str]
@@ -166,7 +167,13 @@ def of_report(report: Report) -> dict[str, Said]:
         "report": searched(head, lost=r"N % of \d+ ranks ×", **shown),
         "phases": {"exposed": searched(phases, exposed=" exposed +N ")["exposed"]},
         "accounts": summed((share, name) for name, share in rows),
+        "Markdown": of_markdown(render_markdown(report).replace("\\", ""), {**parts, **bar}),
     }
+
+
+def of_markdown(text: str, patterns: dict[str, str]) -> Said:
+    shown = {"step": "- step N ms", "exposed": "exposed communication N ", "overlap": "overlap N ", **patterns}
+    return searched(text, lost=r"N % of \d+ ranks ×", **shown)
 
 
 def accounts_in(text: str) -> Said:

@@ -122,7 +122,7 @@ class TestEveryView:
             await watching(pilot, run(12))
             bar = screen_text(live).splitlines()[-1]
             assert "speed" not in bar
-            assert "filter" in bar
+            assert "runs" in bar
         async with replayed.run_test(size=(200, 30)) as pilot:
             await until(pilot, lambda: "speed" in screen_text(replayed).splitlines()[-1])
             assert replayed.check_action("runs", ()) is False
@@ -130,7 +130,7 @@ class TestEveryView:
     async def test_keys_are_named_if_their_names_fit(self):
         app = app_on()
         async with app.run_test(size=(80, 24)) as pilot:
-            for width, bar in ((80, "8 What if  ? "), (40, "8   ?  help       "), (100, " ?  help   ")):
+            for width, bar in ((80, "8 What if ?     "), (40, "8   ?  help       "), (100, " ?  help   ")):
                 await pilot.resize_terminal(width, 24)
                 await until(pilot, lambda bar=bar: screen_text(app).splitlines()[-1].endswith(bar))
 

@@ -26,12 +26,13 @@ class TimelineView(RunView):
   g       go to a step                r       the rolling last seconds
   v       denser rows
   Numbers are buckets, dots are idle time, ▸ a launch, ⡇ a gradient
-  that is ready, ◆ a mark. A bucket waits for the last rank to launch it, then its
-  data travels: ██ hidden behind compute, ╱╱ exposed; ╍╍ waits behind
-  compute, ╲╲ exposed. Dense rows show compute in the upper half of a
-  cell, communication in the lower half. Times count from the start of
-  the first rank's step. To keep the cost down, a step may be "timed in
-  part" (without its collectives), or "duration only"."""
+  that is ready, ◆ a mark. A bucket waits for the last rank to launch
+  it, then its data travels: ██ hidden behind compute, ╱╱ exposed;
+  ╍╍ waits behind compute, ╲╲ exposed. Dense rows show compute in the
+  upper half of a cell, communication in the lower half. Times count
+  from the start of the first rank's step. To keep the cost down, a
+  step may be "timed in part" (without its collectives), or "duration
+  only"."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "move(-1)", "cursor", key_display="←→"),
         hidden("right,l", "move(1)", "Cursor right"),

@@ -147,7 +147,7 @@ class JobPlaces:
         """Returns how to see in which lines a late rank spends more time: now, or once it is late again."""
         names = f"names the lines in which rank {rank} spends more"
         if rank not in self._hellos or rank in self._ended:
-            return f"next time, ddpwatch explain {names} while it lasts"
+            return f"if it comes again, ddpwatch explain {names}"
         command = f"`ddpwatch explain --rank {rank}` {names}"
         return command if lasts else f"if it comes again, {command}"
 
