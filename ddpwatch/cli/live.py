@@ -251,6 +251,7 @@ def record(
 ) -> None:
     """Record a running job until it ends or you press Ctrl-C."""
     from ddpwatch.recording.limits import environment_of, limits_from_environment
+    from ddpwatch.run import rundir
     from ddpwatch.sampling.lease import parse_detail
     from ddpwatch.viewer.capture import capture
     from ddpwatch.viewer.live_source import LiveSource, may_go_on
@@ -263,7 +264,8 @@ def record(
     source = LiveSource(publish, budget_ppm, as_sent=True)
     say_recording(output, budget_ppm)
     with watching(alert_calls(on_incident, notify), _runs(info), publish, at_once=True, recording=output.absolute()):
-        frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish))
+        commit = next((run.commit for run in rundir.live_runs() if run.publish == publish), "")
+        frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish), commit)
     if source.trouble:
         say(f"ddpwatch: {source.trouble}")
     say(f"{output}: {frames} frames")

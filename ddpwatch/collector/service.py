@@ -121,7 +121,6 @@ class Collector:
         self._unsent: list[Envelope] = []  # what viewers get at the end of the turn
         self._departed: dict[int, Departure] = {}
         self._previous: dict[int, str] = {}  # the run before, by the ranks that know of one
-        self._commit = commit_of(Path.cwd())  # the job's directory
         self._started = time.monotonic()
         self._last_end = self._started
         self._next_tick = self._watched_s = self._started
@@ -432,7 +431,7 @@ class Collector:
             _log.warning("no last view: %s", error)
 
     def _about(self) -> dict[str, str]:
-        return {"run_id": self._options.run_id, "script": self._options.script, "commit": self._commit}
+        return {"run_id": self._options.run_id, "script": self._options.script, "commit": self._info.commit}
 
 
 def _own_ppm(records: bool) -> int:
@@ -463,6 +462,7 @@ def _info(options: Options, ingest: str, publish: str) -> rundir.RunInfo:
         pid_ns=clock.pid_namespace(),
         start_ticks=clock.start_ticks(os.getpid()),
         launched=os.environ.get("DDPWATCH_RUN", ""),
+        commit=commit_of(Path.cwd()),  # the job's directory
     )
 
 

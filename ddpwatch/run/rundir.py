@@ -49,6 +49,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     Attributes:
         pid: The collector's, in its pid namespace ``pid_ns``.
         started: Seconds since the Unix epoch.
+        commit: What is checked out in the job's directory; empty if that is not known.
         boot_id: The kernel's id of the boot.
         start_ticks: When the collector's process started, in clock ticks since boot.
         launched: The name that `ddpwatch run` on this host has given the job; empty without it.
@@ -70,6 +71,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     start_ticks: int = 0
     launched: str = ""
     previous: str = ""
+    commit: str = ""
     ended: bool = False
 
 

@@ -23,6 +23,7 @@ def capture(
     steps: int | None,
     limits: Limits | None = None,
     is_live: Callable[[], bool] = lambda: False,
+    commit: str = "",
 ) -> int:
     """Writes the frames of a source until it ends, a limit is reached, or Ctrl-C.
 
@@ -33,6 +34,7 @@ def capture(
         steps: Stops after so many more steps; None for no limit.
         limits: Size limits of the recording.
         is_live: Whether to wait on, asked when no frame has come for a while.
+        commit: What the job runs, if that is known.
 
     Returns:
         The number of frames written.
@@ -42,7 +44,7 @@ def capture(
         DdpwatchError: No frame arrived, or the disk is full or gone.
     """
     try:
-        writer = RotatingWriter(path, {"recorder": "viewer"}, limits)
+        writer = RotatingWriter(path, {"recorder": "viewer", "commit": commit}, limits)
         _capture(source, writer, duration_s, steps, is_live)
     except OSError as error:
         writer.abandon()

@@ -111,3 +111,9 @@ def test_a_path_that_cannot_be_written_to(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file or directory"):
         capture(source, tmp_path / "missing" / "a.mcap", None, None)
     assert source.closed
+
+
+def test_the_recording_knows_the_job_s_commit(tmp_path: Path) -> None:
+    file = tmp_path / "run.mcap"
+    capture(Played([*run_of(steps=3)]), file, None, 1, commit="0123456789ab")
+    assert Recording(file).metadata["commit"] == "0123456789ab"
