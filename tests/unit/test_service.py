@@ -188,7 +188,7 @@ def test_a_driver_that_never_answers_does_not_hold_up_the_end(
     def hang(_: DeviceSampler) -> list[Device]:
         asked.set()
         answers.wait()
-        return []
+        return [Device(host="h", kind="cpu", at_ns=3)]
 
     monkeypatch.setattr(devices, "SAMPLE_S", 0.01)
     monkeypatch.setattr(DeviceSampler, "sample", hang)
@@ -275,10 +275,11 @@ def test_orders_of_viewers_reach_the_ranks_one_after_the_other(
 
 
 def test_a_sample_that_fails_is_not_the_last(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = iter([OSError(errno.EMFILE, "Too many open files"), [], [Device(host="h", kind="cpu", at_ns=3)]])
+    host = Device(host="h", kind="cpu", at_ns=3)
+    samples = iter([OSError(errno.EMFILE, "Too many open files"), [host]])
 
     def sample(_: DeviceSampler) -> list[Device]:
-        found = next(samples, [])
+        found = next(samples, [host])
         if isinstance(found, OSError):
             raise found
         return found
