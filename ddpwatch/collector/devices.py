@@ -55,10 +55,10 @@ class DeviceThread(threading.Thread):
             socket.connect(_SAMPLES)
             while not self._stopping.wait(SAMPLE_S):
                 with contextlib.suppress(zmq.Again, OSError, psutil.Error):  # no memory or files just now: one less
-                    host, *gpus = devices.sample()
-                    of_ranks = ranks.sample(self._pids())
-                    host.busy = processes.sample(is_short_of_cores(host, of_ranks), host.at_ns)
-                    samples: list[Message] = [host, *gpus, *of_ranks]
+                    found, of_ranks = devices.sample(), ranks.sample(self._pids())
+                    for host in found[:1]:  # its GPUs follow
+                        host.busy = processes.sample(is_short_of_cores(host, of_ranks), host.at_ns)
+                    samples: list[Message] = [*found, *of_ranks]
                     for sample in samples:
                         socket.send(encode(sample), zmq.DONTWAIT)
 

@@ -196,7 +196,7 @@ def test_the_legend_lists_only_what_is_drawn(height):
     messages = [hello(0), hello(1), *(step(rank, 0, data=None, **empty) for rank in range(2))]
     title = plain(paint_lanes(lanes_of(*messages), 200, height))[0]
     assert title.split("step 0")[1].split() == (
-        ["▒▒", "forward", "▓▓", "backward", "░░", "optimizer"] + (["⡇", "hook", "fire"] if height > 5 else [])
+        ["▒▒", "forward", "▓▓", "backward", "░░", "optimizer"] + (["⡇", "gradient", "ready"] if height > 5 else [])
     )
 
 
