@@ -8,7 +8,6 @@ from heapq import nlargest
 from itertools import islice
 from pathlib import Path
 
-from ddpwatch.analysis.diagnosis.thresholds import DENIED_SHARE, PRESSURE_SHARE
 from ddpwatch.collector.host_counters import PROC
 from ddpwatch.common.units import NS_PER_S
 from ddpwatch.run.regular import read_counters
@@ -67,6 +66,8 @@ class BusyProcesses:
 
 def is_short_of_cores(host: Device, ranks: Sequence[RankSample]) -> bool:
     """Returns whether samples show what could be called CPU starvation."""
+    from ddpwatch.analysis.diagnosis.thresholds import DENIED_SHARE, PRESSURE_SHARE  # a collector starts without it
+
     waits = (sample.wait_ns or 0 for sample in ranks)
     wants = ((sample.wait_ns or 0) + (sample.run_ns or 0) for sample in ranks)
     denied = any(wait > DENIED_SHARE * want for wait, want in zip(waits, wants, strict=True))

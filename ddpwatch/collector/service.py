@@ -283,6 +283,7 @@ class Collector:
             cpu_ns=time.process_time_ns(),
             here=len(self._here()),
             whole=self._links.whole,
+            order=0 if self._attention.order is None else self._attention.order.number,
         )
         self._publish(status)
 

@@ -7,6 +7,7 @@ GIL, in C or in a long instruction, a sample comes late; the time since the one 
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -90,9 +91,10 @@ class StackSampling:
             time.sleep(PERIOD_S * (0.5 + pause.random()))  # which takes half of the CPU time of an event's wait
             if recorder.slot >= slots.stop or stopping.is_set():
                 break
-            if (stack := _stack(self._thread)) is not None:
-                samples.add_stack(stack, recorder.phase, recorder.slot)
-                del stack
+            with _NO_COLLECTION:
+                if (stack := _stack(self._thread)) is not None:
+                    samples.add_stack(stack, recorder.phase, recorder.slot)
+                    del stack
         run_ns, wait_ns, preempted, major_faults = (
             None if now is None or then is None else max(now - then, 0)
             for now, then in zip(_counters(self._counters), before, strict=True)
@@ -117,6 +119,30 @@ class StackSampling:
             preempted=preempted,
             major_faults=major_faults,
         )
+
+
+class _NoCollection:
+    """Keeps garbage collections away while frames of other threads are read.
+
+    Python 3.11 makes a frame's object when it is asked for, and may collect garbage then: a finalizer lets the other
+    thread go on, and the memory that the new object points to holds something else. Older versions have the objects,
+    newer ones collect nothing within an instruction.
+    """
+
+    def __init__(self) -> None:
+        self._collects = False
+
+    def __enter__(self) -> None:
+        self._collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
+        if self._collects:
+            gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._collects:
+            gc.enable()
+
+
+_NO_COLLECTION: Final = _NoCollection()
 
 
 class _Line(NamedTuple):

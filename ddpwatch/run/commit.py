@@ -15,7 +15,7 @@ def commit_of(folder: Path) -> str:
     """Returns the start of the hash of the commit that is checked out there; empty if that is not known."""
     try:
         place = next(above / ".git" for above in (folder, *folder.parents) if (above / ".git").exists())
-        git = place if place.is_dir() else folder / _text(place).removeprefix("gitdir: ")
+        git = place if place.is_dir() else place.parent / _text(place).removeprefix("gitdir: ")
         head = _text(git / "HEAD")
         found = _commit_named(git, head.removeprefix("ref: ")) if head.startswith("ref: ") else head
     except (OSError, StopIteration):

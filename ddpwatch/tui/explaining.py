@@ -61,7 +61,7 @@ class Explaining:
         session = self._session
         if session.replay or session.over or session.state.end is not None:
             raise UsageError("no stacks were sampled", "that is possible while a run is live")
-        return request_of(session.state, rank)
+        return request_of(session.state, rank, clock=self._clock)
 
     def withdraw(self) -> None:
         """Asks for nothing more."""
@@ -78,9 +78,8 @@ class Explaining:
         """What was asked, and for how long that has been; empty once it is answered, or cannot be."""
         if self._request is None:
             return self._failure
-        waited_s = self._clock() - self._asked_s
-        if not self._request.is_answered(self._session.state) and waited_s < self._request.patience_s:
-            return f"{self._request.text}: {waited_s:.0f} s so far"
+        if not self._request.is_over(self._session.state):
+            return f"{self._request.text}: {self._clock() - self._asked_s:.0f} s so far"
         request = self._request
         self.withdraw()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
 
@@ -27,17 +27,24 @@ HANG_S = 3.0  # without a step, before something is ordered
 ANSWER_S = 10.0  # beyond what the steps take twice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StackRequest:
     """What to sample of a run, and what of that has come.
 
     Attributes:
         order: The ranks and the steps.
         step_s: How long a step takes.
+        clock: A monotonic clock in seconds.
+        since_s: When it was asked for, or ranks last had another order.
     """
 
     order: StackOrder
     step_s: float
+    clock: Callable[[], float]
+    since_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.since_s = self.clock()
 
     @property
     def text(self) -> str:
@@ -46,15 +53,16 @@ class StackRequest:
         beside = "" if order.peer == order.rank else f" and rank {order.peer}"
         return f"sampling rank {order.rank}{beside} for {order.steps} steps, some {order.steps * self.step_s:.0f} s"
 
-    @property
-    def patience_s(self) -> float:
-        """How long to wait for the samples."""
-        return 2 * self.order.steps * self.step_s + ANSWER_S
-
-    def is_answered(self, state: RunState) -> bool:
-        """Returns whether no more samples will come: all are there, or some cannot come any more."""
+    def is_over(self, state: RunState) -> bool:
+        """Returns whether no more samples will come: all are there, some cannot come any more, or it takes too long."""
+        status, now_s = state.status, self.clock()
+        if status is not None and status.order not in (0, self.order.number):
+            self.since_s = now_s
         has_all = state.explanations.answer(self.order.number).keys() >= {self.order.rank, self.order.peer}
-        return has_all or state.end is not None or self._off(state) is not None
+        if has_all or state.end is not None or self._off(state) is not None:
+            return True
+        step_s = max(self.step_s, _step_s(state, self.order.rank))
+        return now_s - self.since_s > 2 * self.order.steps * step_s + ANSWER_S
 
     def answer(self, state: RunState) -> Explanation:
         """Returns what the samples show.
@@ -105,10 +113,9 @@ def explain_live(
         request = request_of(state, rank, peer, steps)
         say(request.text)
         source.order_stacks(request.order)
-        for message, envelope in _frames(source, request.patience_s):
-            state.apply_message(message, envelope.received_ns, envelope.frame)
-            if request.is_answered(state):
-                break
+        while not request.is_over(state) and not source.over:
+            for message, envelope in source.read(0.2):
+                state.apply_message(message, envelope.received_ns, envelope.frame)
     finally:
         source.close()
     return request.answer(state)
@@ -131,7 +138,13 @@ def hang_of(incidents: Iterable[Incident]) -> Incident | None:
     return next((one for one in incidents if one.kind == "hang" and one.open), None)
 
 
-def request_of(state: RunState, rank: int | None, peer: int | None = None, steps: int | None = None) -> StackRequest:
+def request_of(
+    state: RunState,
+    rank: int | None,
+    peer: int | None = None,
+    steps: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> StackRequest:
     """Returns what to ask of a run; the arguments and errors are those of `explain_live`."""
     if state.status is not None and state.status.whole:
         raise UsageError(
@@ -151,7 +164,7 @@ def request_of(state: RunState, rank: int | None, peer: int | None = None, steps
     step_s = _step_s(state, rank)
     wanted = steps or max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s))
     order = StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, min(wanted, MOST_STEPS))
-    return StackRequest(order, step_s)
+    return StackRequest(order, step_s, clock)
 
 
 def _late_ranks(state: RunState) -> list[int]:

@@ -37,19 +37,16 @@ class FirstIncident:
         self._order_stacks = order_stacks
         self._clock = clock
         self._request: StackRequest | None = None
-        self._asked_s = 0.0
 
     def look(self, state: RunState) -> None:
         """Looks at the run."""
         if self._request is not None:
-            waited_s = self._clock() - self._asked_s
-            self.is_over = self._request.is_answered(state) or waited_s > self._request.patience_s
+            self.is_over = self._request.is_over(state)
             return
         try:
-            self._request = request_of(state, None)
+            self._request = request_of(state, None, clock=self._clock)
         except UsageError:  # no rank is late
             return
-        self._asked_s = self._clock()
         self._order_stacks(self._request.order)
 
 

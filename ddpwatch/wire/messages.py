@@ -492,7 +492,8 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True, omit_
     ``lease_ppm`` is what sampling may cost while somebody looks, in ppm of a step; None while nobody does.
     ``cpu_ns`` is the CPU time of its process so far, and ``here`` how many running ranks it serves on its own node.
 
-    ``whole`` is what to type for the whole run, on a host that shows only its own ranks.
+    ``whole`` is what to type for the whole run, on a host that shows only its own ranks. ``order`` is the number of the
+    order to sample stacks that ranks have, 0 without one: others wait for their turn.
     """
 
     at_ns: Ns
@@ -507,6 +508,7 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True, omit_
     cpu_ns: Count | None = None
     here: Count = 0
     whole: Name = ""
+    order: Count = 0
 
 
 class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=True, omit_defaults=True):

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ddpwatch.tui.bottom_bar import SHORT
 from ddpwatch.tui.views import VIEWS
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ def test_each_has_the_tab_of_every_view(picture):
     shown = lowest_line(picture)
     for key, view in VIEWS.items():
         tab = f"{key} {view.NAME}"
-        assert {tab, f"{tab[:8]}…"} & shown, tab  # 80 columns have no room for the longest
+        assert {tab, f"{key} {SHORT.get(view.NAME, view.NAME)}"} & shown, tab  # at 80 columns
 
 
 def test_each_view_has_one_and_readers_see_it():

@@ -137,7 +137,6 @@ def test_too_few_full_steps_are_said() -> None:
     builder = ReportBuilder()
     for message in messages:
         builder.apply_message(message)
-    assert "exposed communication – ms, overlap – of – ms; from 1 of 20 steps, of 3 needed: too few steps" in (
-        render_report(builder.report())
-    )
+    few = "overlap – of – ms; from the 1 of 20 steps that are timed in full, of 3 needed: too few steps"
+    assert f"exposed communication – ms, {few}" in render_report(builder.report())
     assert "too few steps" in line(frames.state_of(messages), [])

@@ -130,3 +130,7 @@ def test_a_commit_is_read_without_git(tmp_path: Path) -> None:
     git("pack-refs", "--all")
     git("checkout", "-q", "--detach")
     assert {commit_of(place) for place in (below, tmp_path / "other")} == {head}
+    deep = work / "submodule" / "deep"
+    deep.mkdir(parents=True)
+    (work / "submodule" / ".git").write_text("gitdir: ../.git\n")  # relative to where it stands
+    assert commit_of(deep) == git("rev-parse", "HEAD")[:12]

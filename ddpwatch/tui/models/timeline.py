@@ -236,7 +236,9 @@ def _bucket(found: _BucketAtCursor, names: LayerNames) -> list[Field]:
 def _which(found: _BucketAtCursor, names: LayerNames) -> Field:
     bar = found.bar
     if not bar.own:
-        return Field(f"group {bar.name}" if bar.use else f"bucket {bar.name}", f"bucket {bar.index}", 0, "strong")
+        if bar.use:
+            return Field(f"group {bar.name}", f"group {bar.name}", 0, "strong")
+        return Field(f"bucket {bar.name}", f"bucket {bar.index}", 0, "strong")
     place = names.bucket_layer(bar.index, module=found.lane.step.comm_module[bar.position])
     at = f" at {shorten_name(place, 40)}" if place else ""
     return Field(f"{bar.name}{at}, {bar.role}", bar.name, 0, "strong")
