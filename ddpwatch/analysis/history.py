@@ -27,7 +27,7 @@ TINY = 1e-9
 
 
 class PastRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a recording.
+    """A summary of one recording.
 
     Attributes:
         run: Its id.

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from ddpwatch.analysis.diagnosis.incident_json import Figures
-from ddpwatch.common.statistics import median, median_bounds
+from ddpwatch.common.statistics import median, median_bounds, p50
 from ddpwatch.common.text import clean, percent, spans, three_digits
 
 MeasureName = Literal["matrix products", "memory", "clock", "disk", "link", "all-reduce"]
@@ -40,7 +40,7 @@ LIMITS: Mapping[MeasureName, Limit] = {
 
 
 class RankMeasures(msgspec.Struct, kw_only=True):
-    """What one rank has measured: a figure for each round, None where there is none.
+    """The measurements of one rank: a figure for each round, None where there is none.
 
     Attributes:
         links: By the other rank of the pair.
@@ -135,7 +135,7 @@ def _fastest(rows: Iterable[Sequence[float | None]]) -> list[float | None]:
 def _compared(measure: MeasureName, rows: Sequence[_Row], hosts: Mapping[int, str]) -> list[MeasuredFigure]:
     """Returns the rows' figures, with their shares of the median of all in each round."""
     limit, found = LIMITS[measure], []
-    middles = [_median(values) for values in zip(*(row.values for row in rows), strict=True)]
+    middles = [p50(values) for values in zip(*(row.values for row in rows), strict=True)]
     fewest = FEWEST_PAIRS if rows and len(rows[0].ranks) == 2 else 2
     for row in rows:
         known = [(value, middle) for value, middle in zip(row.values, middles, strict=True) if value and middle]
@@ -154,11 +154,6 @@ def _compared(measure: MeasureName, rows: Sequence[_Row], hosts: Mapping[int, st
             )
         )
     return found
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def _sentences(figures: Sequence[MeasuredFigure], hosts: Mapping[int, str]) -> list[str]:

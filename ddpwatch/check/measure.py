@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddpwatch.check.judge import LIMITS, MeasureName, RankMeasures
+from ddpwatch.whatif.sweep import settle, timed
 
 ROUNDS = 40  # in the time that was asked for, about
 FEWEST_ROUNDS = 10
@@ -89,16 +90,16 @@ class RankCheck:
             if peer is not None:
                 self._links[peer][-1] = self._exchange(peer)
         dist.barrier()
-        seconds = self._timed(lambda: dist.all_reduce(self._sent))
+        seconds = timed(self._device, lambda: dist.all_reduce(self._sent))
         figures["all-reduce"].append(2 * (self._ranks - 1) / self._ranks * self._sent.nbytes / seconds / MB)
 
     def _rate(self, work: Callable[[], object], amount: float) -> float:
         """Returns how much it does a second."""
-        self._settle()
+        settle(self._device)
         started, done = time.perf_counter(), 0.0
         while (taken := time.perf_counter() - started) < self._slice_s or not done:
             work()
-            self._settle()
+            settle(self._device)
             done += amount
         return done / taken
 
@@ -129,23 +130,12 @@ class RankCheck:
     def _exchange(self, peer: int) -> float:
         """Sends and receives at once, as an all-reduce of two does; returns the bytes each way, in MB/s."""
         self._swap(peer, 1)  # both are there now
-        return self._sent.nbytes / self._timed(lambda: self._swap(peer, len(self._sent))) / MB
+        return self._sent.nbytes / timed(self._device, lambda: self._swap(peer, len(self._sent))) / MB
 
     def _swap(self, peer: int, count: int) -> None:
         ways = [dist.P2POp(dist.isend, self._sent[:count], peer), dist.P2POp(dist.irecv, self._got[:count], peer)]
         for work in dist.batch_isend_irecv(ways):
             work.wait()
-
-    def _timed(self, call: Callable[[], object]) -> float:
-        self._settle()
-        started = time.perf_counter()
-        call()
-        self._settle()
-        return time.perf_counter() - started
-
-    def _settle(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def meetings(rank: int, ranks: int) -> list[int | None]:

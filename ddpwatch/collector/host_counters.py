@@ -1,4 +1,4 @@
-"""What Linux counts of a host: stolen time, pressure, swapping, OOM kills, and how often a cgroup used up its quota.
+"""Reads what Linux counts of a host: stolen time, pressure, swapping, OOM kills, cgroups that used up their CPU quota.
 
 Elsewhere, and where a kernel does not count it, a figure is None.
 """

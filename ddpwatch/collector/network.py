@@ -1,4 +1,4 @@
-"""What a host's network interfaces and InfiniBand ports count, as rates. What a machine does not count stays None."""
+"""Turns counters of network interfaces and InfiniBand ports into rates. What a machine does not count stays None."""
 
 from __future__ import annotations
 

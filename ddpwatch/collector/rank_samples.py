@@ -1,4 +1,4 @@
-"""What the scheduler denied each rank, and what its DataLoader's workers did. Linux only, from /proc."""
+"""Samples what the scheduler denied each rank, and what its DataLoader's workers did. Linux only, from /proc."""
 
 from __future__ import annotations
 

@@ -82,6 +82,21 @@ def device_of(backend: str | None) -> torch.device:
     return device
 
 
+def timed(device: torch.device, call: Callable[[], object]) -> float:
+    """Returns seconds that a call takes, all that it started on a GPU included."""
+    settle(device)
+    started = time.perf_counter()
+    call()
+    settle(device)
+    return time.perf_counter() - started
+
+
+def settle(device: torch.device) -> None:
+    """Waits for all that was started on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def _write(path: Path, wire: Wire) -> None:
     try:
         path.write_bytes(write_wire(wire))
@@ -118,7 +133,7 @@ class Sweep:
     def run(self) -> Wire:
         """Measures everything; the result is the same on every rank but for its host's compute."""
         started = time.perf_counter()
-        self._timed(self._reduce(LARGE_BYTES))  # opens the connections
+        timed(self._device, self._reduce(LARGE_BYTES))  # opens the connections
         hosts: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(hosts, socket.gethostname())
         sizes: list[WireSize] = []
@@ -148,13 +163,13 @@ class Sweep:
         return LEAST_REDUCES * before.alone_ms / 1e3 * nbytes / before.nbytes > left
 
     def _size(self, nbytes: int) -> WireSize:
-        once = self._agreed(self._timed(self._reduce(nbytes)))
+        once = self._agreed(timed(self._device, self._reduce(nbytes)))
         rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(self._share_s / once / 3)))
-        alone = [self._agreed(self._timed(self._reduce(nbytes))) for _ in range(rounds)]
+        alone = [self._agreed(timed(self._device, self._reduce(nbytes))) for _ in range(rounds)]
         low, _, high = quantiles(alone, n=4)
         large = nbytes >= LARGE_BYTES
         beside = self._beside(nbytes, rounds) if large else None
-        pair = [self._agreed(self._timed(self._two(nbytes))) for _ in range(rounds)] if large else []
+        pair = [self._agreed(timed(self._device, self._two(nbytes))) for _ in range(rounds)] if large else []
         return WireSize(
             nbytes=nbytes,
             alone_ms=1e3 * median(alone),
@@ -169,7 +184,7 @@ class Sweep:
         if self._device.type != "cpu":
             return None
         with self._computing():
-            taken = [self._agreed(self._timed(self._reduce(nbytes))) for _ in range(rounds)]
+            taken = [self._agreed(timed(self._device, self._reduce(nbytes))) for _ in range(rounds)]
         return 1e3 * median(taken)
 
     def _compute_beside(self) -> float | None:
@@ -177,20 +192,20 @@ class Sweep:
         if self._device.type != "cpu":
             return None
         nbytes = min(self._sizes[-1], 4 * LARGE_BYTES)
-        products = max(1, int(COMPUTE_S / max(1e-6, self._timed(self._multiply))))
+        products = max(1, int(COMPUTE_S / max(1e-6, timed(self._device, self._multiply))))
         alone, beside = [], []
         for _ in range(5):
             dist.barrier()
-            alone.append(self._timed(lambda: self._products(products)))
+            alone.append(timed(self._device, lambda: self._products(products)))
             rounds = self._rounds_for(nbytes, 3 * COMPUTE_S)
             works = [dist.all_reduce(self._buffers[0][: nbytes // 4], async_op=True) for _ in range(rounds)]
-            beside.append(self._timed(lambda: self._products(products)))
+            beside.append(timed(self._device, lambda: self._products(products)))
             for work in works:
                 work.wait()
         return max(1.0, self._agreed(median(beside)) / max(1e-9, self._agreed(median(alone))))
 
     def _rounds_for(self, nbytes: int, seconds: float) -> int:
-        return max(1, min(200, int(seconds / max(1e-6, self._agreed(self._timed(self._reduce(nbytes)))))))
+        return max(1, min(200, int(seconds / max(1e-6, self._agreed(timed(self._device, self._reduce(nbytes)))))))
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -273,20 +288,8 @@ class Sweep:
         return self._ns_per_byte(before, gradients), self._ns_per_byte(after, gradients)
 
     def _ns_per_byte(self, call: Callable[[], object], gradients: torch.Tensor) -> float:
-        taken = [self._timed(call) for _ in range(5)]
+        taken = [timed(self._device, call) for _ in range(5)]
         return 1e9 * self._agreed(median(taken)) / gradients.nbytes
-
-    def _timed(self, call: Callable[[], object]) -> float:
-        """Returns seconds that a call takes, all that it started on a GPU included."""
-        self._settle()
-        started = time.perf_counter()
-        call()
-        self._settle()
-        return time.perf_counter() - started
-
-    def _settle(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
 
     def _agreed(self, seconds: float) -> float:
         """Returns the longest of all ranks, so that all take the same number of rounds.

@@ -139,7 +139,7 @@ class Pause:
 
     @property
     def site(self) -> str:
-        """Where the rank was; of a pause of all, where all were of which that is known."""
+        """The place in the code where the rank was; of a pause of all, where all were, as far as that is known."""
         if self.ranks:
             return self.sites.get(self.ranks[0], "")
         found = set(self.sites.values())
