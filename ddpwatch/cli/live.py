@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ddpwatch.viewer.follow import ListRuns, Looker
 
 ENDED_HUNG = 124  # exit code of `run`, as of timeout(1)
+COMMAND_LAST = {"allow_interspersed_args": False}  # options after the job's command are the job's
 USES_RUN_DIRECTORY = {
     None,
     "_stdio",
@@ -189,9 +190,9 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(not print_report(as_json, partial(print, flush=True)))
 
 
-@app.command(context_settings={"ignore_unknown_options": False})
+@app.command(context_settings=COMMAND_LAST)
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. -- torchrun … train.py")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. torchrun … train.py")],
     record_to: Annotated[Path | None, typer.Option("--record", metavar="FILE", help="Record to FILE.")] = None,
     max_size: MaxSize = None,
     every: Every = 1,
@@ -304,9 +305,9 @@ def metrics(
         export(info, endpoint, listen or (DEFAULT_LISTEN if otlp is None else None), otlp, budget_ppm)
 
 
-@app.command(context_settings={"ignore_unknown_options": False})
+@app.command(context_settings=COMMAND_LAST)
 def check(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. -- torchrun … train.py")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job, e.g. torchrun … train.py")],
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, max=3600, help="How long.")] = 60.0,
     as_json: Json = False,
 ) -> None:

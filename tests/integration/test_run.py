@@ -83,7 +83,7 @@ def test_the_exit_code_is_the_jobs() -> None:
     done = ddpwatch("run", "--headless", "--", sys.executable, "-c", "import sys; sys.exit(7)")
     assert done.returncode == 7
     assert "nothing was watched" in done.stderr
-    killed = ddpwatch("run", "--headless", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    killed = ddpwatch("run", "--headless", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
     assert killed.returncode == 128 + 9
 
 
@@ -192,6 +192,11 @@ def test_a_job_that_survives_its_terminal_goes_on_printing(run_directory: Path, 
         assert process.wait() == 128 + signal.SIGHUP
         wait_for(lambda: result.exists() and result.read_text(), "the job has printed")
         wait_for(lambda: sum(log.stat().st_size for log in run_directory.rglob("*.out")) > 2_000_000, "all is copied")
+
+
+def test_what_follows_the_command_is_the_commands() -> None:
+    done = ddpwatch("run", "--headless", "echo", "--headless", "--", "-h")
+    assert done.stdout.split() == ["--headless", "--", "-h"]
 
 
 @pytest.mark.parametrize("arguments", [["--", "no-such-command"], ["--"], []])
