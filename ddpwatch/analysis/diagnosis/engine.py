@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, Ledger, StepSplit, account_of
+from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, Ledger, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -396,9 +396,9 @@ class Diagnosis:
         ledger, incidents = self._ledger, self._look().found
         rest, waits = ledger.as_estimated(), ledger.waits.total()
         waiting: Counter[tuple[int, str]] = Counter()
-        for ns, phase in self._pauses.waited():
-            ns = min(ns, rest[account_of(phase)])
-            rest[account_of(phase)] -= ns
+        for ns, taken_for in self._pauses.waited():
+            ns = min(ns, rest[taken_for])
+            rest[taken_for] -= ns
             waits += ns
         for incident in incidents:
             if len(incident.ranks) != 1 or incident.kind in ("hang", "death"):

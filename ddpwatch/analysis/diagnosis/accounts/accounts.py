@@ -106,6 +106,12 @@ class StepSplit:
     stalled_ns: int = 0
 
     @property
+    def taken_for(self) -> AccountKey:
+        """What a stall that no stamp explains was taken for: most of what is no communication."""
+        known = [key for key in self.accounts if key not in (TRANSFER, EXPOSED)]
+        return BARE if self.like is not None else max(known, key=self.accounts.__getitem__, default=BARE)
+
+    @property
     def jitter_ns(self) -> int:
         """Waits for ranks that are not to blame."""
         return sum(ns for rank, ns in self.waits.items() if rank not in self.blamed)
@@ -201,8 +207,8 @@ _last = attrgetter("last")
 
 
 def account_of(phase: str) -> AccountKey:
-    """Returns the account of a phase; of "", that of bare steps."""
-    return _KEYS[phase] if phase else BARE
+    """Returns the account of a phase."""
+    return _KEYS[phase]
 
 
 class Ledger:
@@ -272,19 +278,18 @@ class Ledger:
             marks = self._marks.setdefault(mark.rank, deque(maxlen=PENDING_MARKS))
             marks.append((phase, mark.start_ns, mark.end_ns))
 
-    def reassign(self, ns: int, bare: bool, phase: str, rank: int | None) -> None:
+    def reassign(self, ns: int, source: AccountKey, phase: str, rank: int | None) -> None:
         """Notes what a stall was that no stamp explains.
 
         Args:
             ns: Rank-time of it.
-            bare: Whether it was in a bare step; else between two.
+            source: What it was taken for.
             phase: What all ranks did meanwhile.
             rank: The one that all others waited for instead.
         """
-        source = BARE if bare else _KEYS["between"]
         ns = min(ns, self.accounts[source])
         self._accounts[source] -= ns
-        if not bare:
+        if source != BARE:
             self._paused[source] += ns
         if rank is not None:
             self.waits[rank] += ns

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from statistics import median
 
-from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES, Ledger
+from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES, AccountKey, Ledger, account_of
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -100,10 +100,10 @@ class Pauses:
         incidents = [(pause, pause.incident) for pause in found if pause.incident is not None]
         return [replace(one, open=True) if pause.is_due(self._step) else one for pause, one in incidents]
 
-    def waited(self) -> list[tuple[int, str]]:
-        """Returns how long ranks waited for one whose stalls seemed to be of all (ns), and what they seemed to do."""
+    def waited(self) -> list[tuple[int, AccountKey]]:
+        """Returns how long ranks waited for one whose stalls seemed to be of all (ns), and what that was taken for."""
         of_one = [pause for pause in self._known() if pause.ranks]
-        return [(ns - ns // pause.ranks_in_run, phase) for pause in of_one for phase, ns in pause.shared.items()]
+        return [(ns - ns // pause.ranks_in_run, key) for pause in of_one for key, ns in pause.shared.items()]
 
     def _known(self) -> list[Pause]:
         found = self._found
@@ -142,7 +142,7 @@ class Pauses:
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
         pause.sites = self._sites(facts)
         if not ranks:
-            pause.shared[phase or ("between" if facts.across.counted else "")] = cost
+            pause.shared[account_of(phase) if pause.bare and phase else facts.split.taken_for] = cost
             behind = None if phase == "data" else self._held_up.seen_behind(facts.across, excess)
             pause.behind.update([] if behind is None else [behind])
         before = self._fresh[-1] if self._fresh else None
@@ -179,9 +179,9 @@ class Pauses:
         phase = self._held_up.doing(across, tuple(ranks), excess) or phase
         took = {other: max(0, int(step.duration_ns - usual)) for other, step in across.ranks.items() if other != rank}
         if rank is not None or (bare and phase):
-            self._ledger.reassign(sum(took.values()), bare, phase, rank)
+            self._ledger.reassign(sum(took.values()), facts.split.taken_for, phase, rank)
         if rank is not None and phase in PLANNED:
-            self._ledger.reassign(excess, bare, phase, None)
+            self._ledger.reassign(excess, facts.split.taken_for, phase, None)
         return (() if rank is None else (rank,)), phase, sum(took.values()) if rank is not None else excess * len(took)
 
     def _who_launched_late(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str, int] | None:

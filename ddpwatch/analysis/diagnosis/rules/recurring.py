@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from ddpwatch.analysis.diagnosis.accounts.accounts import AccountKey
 from ddpwatch.analysis.diagnosis.causes.devices import Denied, DeviceCause
 from ddpwatch.analysis.diagnosis.incident import Incident
 
@@ -35,7 +36,7 @@ class Pause:
         denied: Whether the machine did not let the job run for most of it.
         incident: Once somebody asked, until it strikes again.
         behind: In how many stalls that seemed to be of all ranks heartbeats showed which one behind.
-        shared: What these stalls cost (ns), by what ranks seemed to do ("": not known, in a bare step).
+        shared: What these stalls cost (ns), by what they were taken for.
         sites: Where ranks were, as call sites, the newest of each.
     """
 
@@ -60,7 +61,7 @@ class Pause:
     times: int = 0
     starts: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STRUCK))
     behind: Counter[int] = field(default_factory=Counter)
-    shared: Counter[str] = field(default_factory=Counter)
+    shared: Counter[AccountKey] = field(default_factory=Counter)
     sites: dict[int, str] = field(default_factory=dict)
 
     def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
