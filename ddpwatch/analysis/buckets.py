@@ -11,6 +11,7 @@ defines transfer, wait and busbw.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -360,31 +361,33 @@ def _bucket(key: BucketKey, role_of: RoleOf) -> Bucket:
     return key[0], key[1], key[4], role_of(key[3])
 
 
-def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:
-    if None in column:
-        return [None if at is None else at - origin for at in column]
-    return [at - origin for at in cast("Sequence[int]", column)]
-
-
 def _medians(columns: Sequence[Sequence[int | None]], origins: Sequence[int] = ()) -> list[float | None]:
     """Returns per bucket the median over the ranks, of a column per rank, which counts from the rank's origin."""
-    unknown = [column.count(None) for column in columns]
-    if min(unknown) == len(columns[0]):
+    try:
+        known = [array("q", cast("Sequence[int]", column)) for column in columns]  # takes no None
+    except TypeError:
+        return _known_medians(columns, origins)
+    if len(known) < 3:
+        both = origins[0] + origins[-1] if origins else 0
+        return [(a + b - both) / 2 for a, b in zip(known[0], known[-1], strict=True)]
+    rows = np.frombuffer(b"".join(known), np.int64).reshape(len(known), len(known[0])).T
+    ordered = np.sort(rows - np.array(origins) if origins else rows)
+    half, odd = divmod(len(columns), 2)
+    middle: list[float | None] = (ordered[:, half] if odd else (ordered[:, half - 1] + ordered[:, half]) / 2).tolist()
+    return middle
+
+
+def _known_medians(columns: Sequence[Sequence[int | None]], origins: Sequence[int]) -> list[float | None]:
+    """Returns the same of what is known."""
+    if all(column.count(None) == len(column) for column in columns):
         return [None] * len(columns[0])
-    if len(columns) > 2 and not any(unknown):
-        rows = np.array(columns, np.int64).T
-        ordered = np.sort(rows - np.array(origins) if origins else rows)
-        half, odd = divmod(len(columns), 2)
-        middle: list[float | None] = (
-            ordered[:, half] if odd else (ordered[:, half - 1] + ordered[:, half]) / 2
-        ).tolist()
-        return middle
     if origins:
         columns = list(map(_since, origins, columns))
-    if any(unknown):
-        return [p50(values) for values in zip(*columns, strict=True)]
-    one, other = cast("Sequence[Sequence[int]]", (columns[0], columns[-1]))  # two ranks, or one
-    return [(a + b) / 2 for a, b in zip(one, other, strict=True)]
+    return [p50(values) for values in zip(*columns, strict=True)]
+
+
+def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:
+    return [None if at is None else at - origin for at in column]
 
 
 _exposed = attrgetter("exposed")

@@ -137,21 +137,22 @@ class OtherCollectives:
     """
 
     def __init__(self) -> None:
-        self._newest: dict[int, Step] = {}
+        # Of each rank's newest step: its number, its first collective, and the groups of all
+        self._newest: dict[int, tuple[int, int | None, list[int]]] = {}
         self._counts: dict[int, list[int]] = {}  # others and steps, by group
 
     def add_step(self, step: Step) -> None:
         """Takes one rank's next step. Pairs of successive steps count that have collectives in one group only."""
         before = self._newest.get(step.rank)
-        self._newest[step.rank] = step
-        if before is None or step.step != before.step + 1 or before.comm_first_seq is None:
+        groups, first = numbered_groups(step), step.comm_first_seq
+        self._newest[step.rank] = step.step, first if is_counted(step.status) else None, groups
+        if before is None or first is None:
             return
-        known = numbered_groups(before)
-        groups = {*known, *numbered_groups(step)} or {DEFAULT_GROUP}
-        if step.comm_first_seq is None or len(groups) > 1 or not is_counted(before.status):
+        number, first_before, known = before
+        if step.step != number + 1 or first_before is None or len(every := {*known, *groups}) > 1:
             return
-        others = step.comm_first_seq - before.comm_first_seq - len(known)
-        counts = self._counts.setdefault(next(iter(groups)), [0, 0])
+        others = first - first_before - len(known)
+        counts = self._counts.setdefault(next(iter(every), DEFAULT_GROUP), [0, 0])
         counts[0] += max(0, others)
         counts[1] += 1
 

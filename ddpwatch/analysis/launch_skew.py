@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import attrgetter
@@ -66,7 +66,8 @@ class RankFacts(NamedTuple):
 
 def rank_facts(step: Step, found: StepFigures, offset: int = 0) -> RankFacts:
     """Computes one rank's share of a step from its figures. ``offset`` puts it onto the common time line (ns)."""
-    origin, starts, done = step.start_ns + offset, step.comm_launch, step.comm_done
+    origin, starts, unknown = step.start_ns + offset, step.comm_launch, _unknown(len(step.comm_done))
+    done = _absolute(step.comm_done, origin)
     launch = start = array("q", [origin + at for at in starts])
     if step.comm_start:
         starts = starts_of(step)
@@ -77,8 +78,8 @@ def rank_facts(step: Step, found: StepFigures, offset: int = 0) -> RankFacts:
         (step.comm_first_seq, step.comm_seq),
         launch,
         start,
-        _absolute(done, origin),
-        _exposed(starts, done, found.exposed),
+        done,
+        unknown if done is unknown else _exposed(starts, step.comm_done, found.exposed),
         (step.own_ns + step.sender_ns) / step.duration_ns if step.duration_ns else None,
         step.clock_error_ns or 0,
         origin,
@@ -105,8 +106,6 @@ def _exposed(starts: Sequence[int], done: Sequence[int | None], exposed: Interva
 
     Most buckets end before the first exposed interval.
     """
-    if done.count(None) == len(done):
-        return _unknown(len(done))
     first = exposed[0][0] if exposed else math.inf
     buckets = zip(starts, done, strict=True)
     return tuple(
@@ -123,6 +122,17 @@ def common_keys(facts: Iterable[RankFacts]) -> BucketKeys | None:
                 return None
             found = fact.keys
     return found
+
+
+def least_exposed(facts: Collection[RankFacts]) -> dict[BucketKey, int]:
+    """Returns per bucket what is exposed on the rank that waits least, as that is its transfer (ns).
+
+    Nothing of ranks that did not all launch alike. What is not known, as of some of the job's own, counts as 0.
+    """
+    if not (keys := common_keys(facts)):
+        return {}
+    columns = zip(*[fact.exposed for fact in facts], strict=True)
+    return dict(zip(keys, [min([ns or 0 for ns in column]) for column in columns], strict=True))
 
 
 # -- ranks compared ------------------------------------------------------------------------------------------
@@ -232,7 +242,7 @@ def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts
     ranks = tuple(sorted(facts))
     found = [facts[rank] for rank in ranks]
     launches = _matrix([fact.launch for fact in found], found, keys)
-    first, last = launches.min(axis=0), launches.max(axis=0)
+    first, last = np.minimum.reduce(launches), np.maximum.reduce(launches)  # over the ranks
     last_ranks: list[tuple[int, ...]] = [(ranks[place],) for place in launches.argmax(axis=0).tolist()]
     transfers = _transfers(found, keys, _last_starts(found, keys, last))
     errors, error = dict[int, int](), 0
@@ -244,8 +254,8 @@ def _skew_of(facts: Mapping[int, RankFacts], keys: tuple[BucketKey, ...], shifts
     rows = map(BucketSkew, first.tolist(), last.tolist(), last_ranks, repeat(len(ranks)), transfers)
     return LaunchSkew(
         dict(zip(keys, rows, strict=True)),
-        dict(zip(ranks, (launches - first).max(axis=1).tolist(), strict=True)),
-        dict(zip(ranks, (last - launches).max(axis=1).tolist(), strict=True)),
+        dict(zip(ranks, np.maximum.reduce(launches - first, axis=1).tolist(), strict=True)),
+        dict(zip(ranks, np.maximum.reduce(last - launches, axis=1).tolist(), strict=True)),
         dict.fromkeys(ranks, ranks),
         errors,
         error,
@@ -297,14 +307,15 @@ def _last_starts(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], launch
     """Returns per bucket the latest start, which is the latest launch where no start is known."""
     if False not in [fact.start is fact.launch for fact in found]:
         return launches
-    starts: Stamps = _matrix([fact.start for fact in found], found, keys).max(axis=0)
+    starts: Stamps = np.maximum.reduce(_matrix([fact.start for fact in found], found, keys))
     return starts
 
 
 def _transfers(found: Sequence[RankFacts], keys: tuple[BucketKey, ...], last: Stamps) -> list[int | None]:
     rows = [fact.done for fact in found]
     if False not in [isinstance(row, array) for row in rows]:
-        transfers: list[int | None] = (_matrix(cast("list[array[int]]", rows), found, keys).max(axis=0) - last).tolist()
+        done = np.maximum.reduce(_matrix(cast("list[array[int]]", rows), found, keys))
+        transfers: list[int | None] = (done - last).tolist()
         return transfers
     if any(row is _unknown(len(row)) for row in rows):
         return [None] * len(keys)

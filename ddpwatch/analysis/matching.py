@@ -122,7 +122,7 @@ class StepMatcher:
         lead = self._leads.get(group)
         follows = lead is not None and lead.rank < rank and lead.rank not in self._gone
         if follows and held is None and not self._has_to_wait(step):  # as nearly always; what follows does the same
-            number = self._number_of(step)
+            number = self._number_of(step, group)
             return [] if number is None else [(number, step)]
         if held is None:
             held = self._held[rank] = deque()
@@ -181,7 +181,7 @@ class StepMatcher:
         while held and (at_least > 0 or not self._has_to_wait(held[0])):
             at_least -= 1
             step = held.popleft()
-            if (number := self._number_of(step)) is not None:
+            if (number := self._number_of(step, self._group_of(step))) is not None:
                 found.append((number, step))
         if not held:
             del self._held[rank]
@@ -197,15 +197,16 @@ class StepMatcher:
             return not lead.has_passed(step.comm_first_seq)
         return _is_alone(step) and self._counted_on(step) > lead.newest
 
-    def _number_of(self, step: Step) -> int | None:
-        """Returns the step's number; None for one that the others did not take."""
-        group, seq = self._group_of(step), step.comm_first_seq
+    def _number_of(self, step: Step, group: int | None) -> int | None:
+        """Returns the step's number; None for one that the others of its group did not take."""
+        seq, number = step.comm_first_seq, self._counted_on(step)
         lead = None if group is None else self._leads.get(group)
         if lead is not None and seq is not None and not lead.starts_again(step.rank, seq):
-            self._offsets[step.rank] = lead.number_of(seq, self._counted_on(step)) - step.step
-        elif lead is not None and lead.rank != step.rank and _is_alone(step) and lead.synced(self._counted_on(step)):
+            number = lead.number_of(seq, number)
+            self._offsets[step.rank] = number - step.step
+            number = max(0, number)
+        elif lead is not None and lead.rank != step.rank and _is_alone(step) and lead.synced(number):
             return None
-        number = self._counted_on(step)
         for other, first in _firsts(step):
             if (counting := self._leads.get(other)) is not None and counting.rank == step.rank:
                 counting.note(number, first)

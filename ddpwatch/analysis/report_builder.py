@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import cast
@@ -78,15 +78,6 @@ class Samples:
         if value is not None:
             self.values.append(value)
 
-    def put(self, place: int, value: float | None) -> None:
-        """Puts a value, NaN for None, into a place of `StepSample`."""
-        values, found = self.values, math.nan if value is None else value
-        if place < len(values):
-            values[place] = found
-        else:
-            values.extend([math.nan] * (place - len(values)))
-            values.append(found)
-
     def __len__(self) -> int:
         return len(self.values)
 
@@ -103,23 +94,47 @@ class Samples:
 
 @dataclass(slots=True)
 class RankSamples:
-    """The samples of one rank; ``total_ns`` and ``taken`` are of all steps but warm-up and aborted ones."""
+    """What is counted of one rank; ``total_ns`` and ``taken`` are of all steps but warm-up and aborted ones."""
 
     steps: int = 0
     taken: int = 0
     total_ns: int = 0
-    step: Samples = field(default_factory=Samples)
-    late: Samples = field(default_factory=Samples)
-    wait: Samples = field(default_factory=Samples)
-    overlap: Samples = field(default_factory=Samples)
-    exposed: Samples = field(default_factory=Samples)
-    cost: Samples = field(default_factory=Samples)
     clock_error_ns: int | None = None
     dropped: int = 0
     missing: int = 0
     last_step: Step | None = None
     hello: Hello | None = None
     bye: Bye | None = None
+
+
+class RankRows:
+    """Figures of each rank in a sample of steps, of which each is a row per figure.
+
+    Args:
+        most: How many steps are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._sample = StepSample(most)
+        self._rows: list[tuple[tuple[int, ...], list[array[float]]]] = []
+
+    def place(self) -> int | None:
+        """Returns the place of the next step; None to leave it out."""
+        return self._sample.place()
+
+    def put(self, place: int, ranks: Iterable[int], rows: Iterable[Iterable[float | None]]) -> None:
+        """Puts a step's ranks, and per figure a value per rank, into a place."""
+        known = [array("d", [math.nan if value is None else value for value in row]) for row in rows]
+        self._rows[place : place + 1] = [(tuple(ranks), known)]
+
+    def p50s(self, figure: int, scale: float = 1.0) -> dict[int, float]:
+        """Returns by rank the median of a figure, by its place, divided by ``scale``; nothing of ranks without one."""
+        values: defaultdict[int, list[float]] = defaultdict(list)
+        for ranks, rows in self._rows:
+            for rank, value in zip(ranks, rows[figure], strict=True):
+                if value == value:
+                    values[rank].append(value)
+        return {rank: median(known) / scale for rank, known in values.items()}
 
 
 @dataclass(slots=True)
@@ -204,8 +219,7 @@ class ReportBuilder:
         self._others = OtherCollectives()
         self._step_ns = Samples()
         self._means = MeanBuilder()
-        self._counted: StepSample | None = None
-        self._timed: StepSample | None = None
+        self._counted = self._timed = RankRows(0)  # until it is known how many ranks there are
         self._forwards: bool | None = False
         self._buckets: defaultdict[tuple[int, tuple[Bucket, ...]], BucketsTogether] = defaultdict(BucketsTogether)
 
@@ -253,8 +267,6 @@ class ReportBuilder:
         """Returns the report so far. Closes the steps that still lack a rank."""
         self.rest()
         found = self._run.estimate()
-        known = self._means.ranks()
-        every = merged(known.values()).means()
         return Report(
             run=self._run_row(),
             steps=self._step_counts(found),
@@ -272,10 +284,7 @@ class ReportBuilder:
                 )
                 for group in self._run.groups.known()
             ],
-            ranks=[
-                self._rank_row(rank, samples, _rank_means(samples, known.get(rank, Known()), every, found))
-                for rank, samples in sorted(self.ranks.items())
-            ],
+            ranks=self._rank_rows(found),
             collectives=sorted(
                 [self._bucket_row(key, found) for key, found in self._current_buckets()], key=_costliest
             ),
@@ -325,22 +334,17 @@ class ReportBuilder:
         self._buckets[epoch_of(across), columns.buckets].add_buckets(columns)
 
     def _count_ranks(self, facts: Mapping[int, RankFacts], skew: LaunchSkew) -> None:
-        if self._counted is None or self._timed is None:
+        if self._counted is self._timed:
             most = max(min(MOST_SAMPLED, MOST_SAMPLED_OF_RANKS // max(len(self.ranks), 1)), LEAST_SAMPLED)
-            self._counted, self._timed = StepSample(most), StepSample(most)
+            self._counted, self._timed = RankRows(most), RankRows(most)
+        of_ranks = [fact.figures for fact in facts.values()]
         if (place := self._counted.place()) is not None:
-            for rank, fact in facts.items():
-                samples = self.ranks.get(rank) or self._rank(rank)
-                samples.step.put(place, fact.figures.step_ns)
-                samples.cost.put(place, fact.cost)
-                samples.late.put(place, skew.late.get(rank))
-                samples.wait.put(place, skew.wait.get(rank))
-        timed = any(fact.figures.exposed_ns is not None for fact in facts.values())
-        if timed and (place := self._timed.place()) is not None:
-            for rank, fact in facts.items():
-                samples = self._rank(rank)
-                samples.overlap.put(place, fact.figures.overlap)
-                samples.exposed.put(place, fact.figures.exposed_ns)
+            lateness = (map(skew.late.get, facts), map(skew.wait.get, facts))
+            steps, costs = [figures.step_ns for figures in of_ranks], [fact.cost for fact in facts.values()]
+            self._counted.put(place, facts, (steps, costs, *lateness))
+        exposed = [figures.exposed_ns for figures in of_ranks]
+        if any(ns is not None for ns in exposed) and (place := self._timed.place()) is not None:
+            self._timed.put(place, facts, ([figures.overlap for figures in of_ranks], exposed))
         for rank, error in skew.errors.items():
             samples = self._rank(rank)
             samples.clock_error_ns = max(error, samples.clock_error_ns or 0)
@@ -397,26 +401,36 @@ class ReportBuilder:
             return CostFigures(None, None, None, 0, None, self._budget)
         return CostFigures(cost.ratio, cost.low, cost.high, cost.pairs, cost.collector, self._budget)
 
-    def _rank_row(self, rank: int, samples: RankSamples, means: Means) -> RankFigures:
-        hello, bye = samples.hello, samples.bye
-        return RankFigures(
-            rank=rank,
-            host=hello.host if hello else None,
-            groups=list(self._run.groups.of_rank(rank)),
-            steps=samples.steps,
-            step_ms=to_ms(means.step_ns),
-            step_ms_p50=samples.step.p50(NS_PER_MS),
-            late_ms_p50=samples.late.p50(NS_PER_MS),
-            wait_ms_p50=samples.wait.p50(NS_PER_MS),
-            overlap=means.overlap,
-            overlap_p50=samples.overlap.p50(),
-            exposed_ms=to_ms(means.exposed_ns),
-            exposed_ms_p50=samples.exposed.p50(NS_PER_MS),
-            clock_error_ms=to_ms(samples.clock_error_ns),
-            dropped=samples.dropped,
-            own_cost_ratio=samples.cost.p50(),
-            end=end_of(bye) if bye else None,
-        )
+    def _rank_rows(self, found: Estimate) -> list[RankFigures]:
+        step, late, wait = (self._counted.p50s(figure, NS_PER_MS) for figure in (0, 2, 3))
+        cost, overlap, exposed = self._counted.p50s(1), self._timed.p50s(0), self._timed.p50s(1, NS_PER_MS)
+        known = self._means.ranks()
+        every = merged(known.values()).means()
+        rows = []
+        for rank, samples in sorted(self.ranks.items()):
+            hello, bye = samples.hello, samples.bye
+            means = _rank_means(samples, known.get(rank, Known()), every, found)
+            rows.append(
+                RankFigures(
+                    rank=rank,
+                    host=hello.host if hello else None,
+                    groups=list(self._run.groups.of_rank(rank)),
+                    steps=samples.steps,
+                    step_ms=to_ms(means.step_ns),
+                    step_ms_p50=step.get(rank),
+                    late_ms_p50=late.get(rank),
+                    wait_ms_p50=wait.get(rank),
+                    overlap=means.overlap,
+                    overlap_p50=overlap.get(rank),
+                    exposed_ms=to_ms(means.exposed_ns),
+                    exposed_ms_p50=exposed.get(rank),
+                    clock_error_ms=to_ms(samples.clock_error_ns),
+                    dropped=samples.dropped,
+                    own_cost_ratio=cost.get(rank),
+                    end=end_of(bye) if bye else None,
+                )
+            )
+        return rows
 
     def _current_buckets(self) -> list[tuple[Bucket, BucketSamples]]:
         """Returns the buckets of the newest layout of each module."""

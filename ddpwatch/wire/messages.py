@@ -252,10 +252,10 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, omit_defa
         if len(self.hook_param) != len(self.hook_ns):
             raise ValueError("hook columns differ in length")
         size = len(self.comm_label)
-        columns = (self.comm_module, self.comm_bytes, self.comm_ready, self.comm_launch, self.comm_done)
-        for column in columns:  # no any(): every frame comes along here
-            if len(column) != size:
-                raise ValueError("bucket columns differ in length")
+        # No loop: every frame comes along here
+        same = size == len(self.comm_module) == len(self.comm_bytes) == len(self.comm_ready)
+        if not (same and size == len(self.comm_launch) == len(self.comm_done)):
+            raise ValueError("bucket columns differ in length")
         waits = (self.comm_wait_begin, self.comm_wait_end)
         optional: tuple[Sequence[object], ...] = (self.comm_group, self.comm_seq, self.comm_op, self.comm_start, *waits)
         for given in optional:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -14,8 +15,7 @@ from ddpwatch.analysis.diagnosis.rules.repeated_reduction import RepeatedReducti
 from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, bucket_named, unit
-from ddpwatch.analysis.launch_skew import common_keys
-from ddpwatch.analysis.step import BucketKeys
+from ddpwatch.analysis.step import BucketKey
 
 
 class ExposedComm:
@@ -34,13 +34,13 @@ class ExposedComm:
         self._order: tuple[ModuleBucket, ...] = ()  # as launched
         self._measured = False  # whether completions are measured at all
 
-    def add_step(self, facts: StepFacts, is_measured: bool) -> None:
-        """Takes the next step, and whether it says when each bucket was done on each rank."""
+    def add_step(self, facts: StepFacts, least: Mapping[BucketKey, int] | None) -> None:
+        """Takes the next step, and per bucket what is exposed on the rank that waits least; None if not measured."""
         split, judged = facts.split, facts.across.counted and facts.split.total
-        if is_measured:
+        if least is not None:
             self._measured = True
-            if split.transfer_ns > WORTH_A_LOOK * split.total:
-                self._note_buckets(facts)
+            if least and split.transfer_ns > WORTH_A_LOOK * split.total:
+                self._note_buckets(least)
         self._share.add_split(split, self._rest_ns(split) if judged and self._measured else None)
 
     def _rest_ns(self, split: StepSplit) -> int:
@@ -51,18 +51,12 @@ class ExposedComm:
         """Returns what lasts, or comes again soon, and what is over; none for what a slower link explains."""
         return [self._incident(spell, names, is_open) for spell, is_open in self._share.spells(self._is_slower_link)]
 
-    def _note_buckets(self, facts: StepFacts) -> None:
-        """Notes per bucket of a measured step what is exposed on the rank that waits least: that is its transfer."""
-        found = list(facts.across.all_facts().values())
-        keys = common_keys(found)
-        if keys is None:
-            return
-        columns = zip(*[fact.exposed for fact in found], strict=True)
-        for key, column in zip(keys, columns, strict=True):
-            least = min(ns or 0 for ns in column)  # of the job's own, some are not known
-            if least:
-                self._bucket_ns[key[:2]] += least
-        self._order = _order(keys)
+    def _note_buckets(self, least: Mapping[BucketKey, int]) -> None:
+        """Notes per bucket of a measured step what its transfer is."""
+        for key, ns in least.items():
+            if ns:
+                self._bucket_ns[key[:2]] += ns
+        self._order = _order(tuple(least))
 
     def _is_slower_link(self, since: int, is_open: bool) -> bool:
         """Returns whether transfers are only exposed while they are slower, or were a window ago.
@@ -100,7 +94,7 @@ class ExposedComm:
 
 
 @lru_cache(maxsize=64)
-def _order(keys: BucketKeys) -> tuple[ModuleBucket, ...]:
+def _order(keys: tuple[BucketKey, ...]) -> tuple[ModuleBucket, ...]:
     """Returns the buckets as they are launched, without what has other uses: that may be used more than once."""
     return tuple(dict.fromkeys(key[:2] for key in keys if not key[4]))
 

@@ -42,10 +42,12 @@ class Imbalance:
         split, is_judged = facts.split, facts.across.counted and facts.split.total > 0
         if is_judged:
             if len(self._newest) == NEWEST:
-                self._sums.subtract(self._newest[0].waits)
+                for rank, ns in self._newest[0].waits.items():
+                    self._sums[rank] -= ns
             self._newest.append(split)
             self._shares.append(split.jitter_ns / split.total)
-            self._sums.update(split.waits)
+            for rank, ns in split.waits.items():
+                self._sums[rank] += ns
         self._first.append((split, is_judged))
         if len(self._newest) < NEWEST:
             return

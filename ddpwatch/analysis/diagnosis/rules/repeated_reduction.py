@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,7 @@ from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
-from ddpwatch.analysis.launch_skew import common_keys
+from ddpwatch.analysis.step import BucketKey
 
 
 class RepeatedReduction:
@@ -22,26 +23,25 @@ class RepeatedReduction:
         self._newest: deque[tuple[int, int, int]] = deque(maxlen=WINDOW)  # turns; exposed in all, in all but the last
         self._exposed = self._earlier = 0  # the sums of these
 
-    def add_step(self, facts: StepFacts, is_measured: bool) -> None:
-        """Takes the next step, and whether it says when each bucket was done on each rank."""
+    def add_step(self, facts: StepFacts, least: Mapping[BucketKey, int] | None) -> None:
+        """Takes the next step, and per bucket what is exposed on the rank that waits least; None if not measured."""
         split = facts.split
-        if is_measured:
-            self._note_turns(facts)
+        if least:
+            self._note_turns(least)
         judged = facts.across.counted and split.total and self._newest
         self._share.add_split(split, self.repeated_ns(split) if judged else None)
 
-    def _note_turns(self, facts: StepFacts) -> None:
-        """Notes what is exposed on the rank that waits least, as that is the transfer."""
-        found = list(facts.across.all_facts().values())
-        keys = common_keys(found)
-        if not keys or any(len(fact.exposed) != len(keys) for fact in found):  # ranks issue collectives of their own
-            return
-        turns = 1 + max((key[2] for key in keys if not key[4]), default=0)
-        least = [min(ns or 0 for ns in column) for column in zip(*[fact.exposed for fact in found], strict=True)]
-        earlier = [ns for key, ns in zip(keys, least, strict=True) if not key[4] and key[2] < turns - 1]
-        self._newest.append((turns, sum(least), sum(earlier)))
-        _, *exposed = zip(*self._newest, strict=True)
-        self._exposed, self._earlier = map(sum, exposed)
+    def _note_turns(self, least: Mapping[BucketKey, int]) -> None:
+        turns = 1 + max((key[2] for key in least if not key[4]), default=0)
+        earlier = sum([ns for key, ns in least.items() if not key[4] and key[2] < turns - 1])
+        if len(self._newest) == WINDOW:
+            _, exposed, before = self._newest[0]
+            self._exposed -= exposed
+            self._earlier -= before
+        exposed = sum(least.values())
+        self._newest.append((turns, exposed, earlier))
+        self._exposed += exposed
+        self._earlier += earlier
 
     def repeated_ns(self, split: StepSplit) -> int:
         """Returns how much of a step's transfers is that of reductions which another one follows."""

@@ -18,6 +18,7 @@ from ddpwatch.analysis.diagnosis.rules.slow_input import SlowInput
 from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.rules.too_many_threads import TooManyThreads
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
+from ddpwatch.analysis.launch_skew import least_exposed
 from ddpwatch.wire.messages import Hello, Layout, Message
 
 
@@ -57,9 +58,10 @@ class Rules:
         if is_measured:
             self._link.add_step(across)
         self._link.count(split)
-        self._repeated.add_step(facts, is_measured)
+        least = least_exposed(across.all_facts().values()) if is_measured else None
+        self._repeated.add_step(facts, least)
         self._buffers.add_step(facts)
-        self._exposed.add_step(facts, is_measured)
+        self._exposed.add_step(facts, least)
         self._imbalance.add_step(facts)
         self._threads.add_step(facts)
         self._apart.add_step(facts)
