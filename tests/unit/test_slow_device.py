@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
@@ -61,8 +62,8 @@ def found(samples: Samples, steps: int = 300, ranks: int = 4) -> list[Incident]:
         )
     for number in range(steps):
         took = (140 if number in SLOW else 100) * MS
-        if number % EVERY == 0:
-            slow.add_step(number, ranks * took, at)
+        split = StepSplit(number, ranks * took, start_ns=at, end_ns=at + took)
+        slow.add_split(split, number % EVERY == 0)
         at += took
         if at - sampled >= SECOND:
             sampled = at

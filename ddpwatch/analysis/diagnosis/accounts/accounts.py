@@ -117,6 +117,11 @@ class StepSplit:
         return sum(ns for rank, ns in self.waits.items() if rank not in self.blamed)
 
     @property
+    def own_ns(self) -> int:
+        """What ranks took, without their waits for one that is to blame."""
+        return self.total - sum(self.waits.values())
+
+    @property
     def transfer_ns(self) -> int:
         """Exposed communication that is not waiting for a rank, as far as the two can be distinguished."""
         return self.accounts.get(TRANSFER, 0) + self.accounts.get(EXPOSED, 0)

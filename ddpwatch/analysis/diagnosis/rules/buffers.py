@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.rules.high_share import WORTH_A_LOOK, HighShare
+from ddpwatch.analysis.diagnosis.rules.level_shift import WORTH_A_LOOK, HighShare
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
 
 

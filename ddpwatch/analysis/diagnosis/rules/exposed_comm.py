@@ -10,7 +10,7 @@ from functools import lru_cache
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, ModuleBucket, Severity
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare, Spell
+from ddpwatch.analysis.diagnosis.rules.level_shift import WINDOW, WORTH_A_LOOK, HighShare, Spell
 from ddpwatch.analysis.diagnosis.rules.repeated_reduction import RepeatedReduction
 from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE

@@ -12,7 +12,7 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENI
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.rules.high_share import HighShare, Spell
+from ddpwatch.analysis.diagnosis.rules.level_shift import HighShare, Spell
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
 
 NEWEST = 32  # watched steps: whom the others waited for, and how long on average

@@ -10,7 +10,7 @@ from functools import partial
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.rules.high_share import WINDOW, WORTH_A_LOOK, HighShare
+from ddpwatch.analysis.diagnosis.rules.level_shift import WINDOW, WORTH_A_LOOK, HighShare
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
 from ddpwatch.analysis.step import BucketKey
 

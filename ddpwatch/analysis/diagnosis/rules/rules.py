@@ -67,10 +67,9 @@ class Rules:
         self._apart.add_step(facts)
         self._input.add_step(facts)
         self._reduced.add_step(across)
-        if across.counted:  # what ranks took, without their waits for one that is to blame
-            own_ns = split.total - sum(split.waits.values())
-            self._drift.add_step(split.step, own_ns, split.start_ns)
-            self._device.add_step(split.step, own_ns, split.start_ns)
+        self._device.add_split(split, across.counted)
+        if across.counted:
+            self._drift.add_step(split.step, split.own_ns, split.start_ns)
 
     def incidents(self, names: LayerNames | None) -> list[Incident]:
         """Returns all that were found."""

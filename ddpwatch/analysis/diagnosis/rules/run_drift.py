@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
+from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
-from ddpwatch.analysis.diagnosis.rules.step_blocks import StepBlock, StepBlocks
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED, OVER_SHARE
 from ddpwatch.common.statistics import kendall_tau
 
@@ -23,6 +23,42 @@ RISING = 0.8  # Kendall's tau, at least
 JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
 
 
+class _StepBlock(NamedTuple):
+    """Successive steps that count.
+
+    Attributes:
+        first, last: Of them.
+        ns: What they take: the median of their rank-time that nobody is to blame for.
+        start_ns: When the first one started, on the time line.
+    """
+
+    first: int
+    last: int
+    ns: float
+    start_ns: int
+
+
+class _StepBlocks:
+    """Puts steps into blocks as they come.
+
+    Args:
+        size: Of a block, in steps; may be changed between two blocks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._steps: list[_StepBlock] = []
+
+    def add_step(self, step: int, ns: int, start_ns: int) -> _StepBlock | None:
+        """Takes the next step that counts; returns the block that is full with it."""
+        self._steps.append(_StepBlock(step, step, ns, start_ns))
+        if len(self._steps) < self.size:
+            return None
+        block = self._steps[0]._replace(last=step, ns=median(one.ns for one in self._steps))
+        self._steps.clear()
+        return block
+
+
 class RunDrift:
     """Finds it as steps come.
 
@@ -32,8 +68,8 @@ class RunDrift:
 
     def __init__(self, devices: DeviceCauses) -> None:
         self._devices = devices
-        self._gathered = StepBlocks(BLOCK_STEPS)
-        self._blocks: list[StepBlock] = []
+        self._gathered = _StepBlocks(BLOCK_STEPS)
+        self._blocks: list[_StepBlock] = []
         self._lasting: Incident | None = None
         self._ended: deque[Incident] = deque(maxlen=KEEP_ENDED)
 
@@ -69,7 +105,7 @@ class RunDrift:
         if blocks:
             self._lasting = self._incident(blocks, blocks[0].first if since is None else since, now_ns)
 
-    def _incident(self, blocks: Sequence[StepBlock], since: int, now_ns: int) -> Incident:
+    def _incident(self, blocks: Sequence[_StepBlock], since: int, now_ns: int) -> Incident:
         # What makes a run slower and slower is worse in the second half than before it.
         cause = self._devices.cause(None, blocks[len(blocks) // 2].start_ns, now_ns)
         base = _base(blocks)
@@ -89,12 +125,12 @@ class RunDrift:
         return because(incident, cause)
 
 
-def _base(blocks: Sequence[StepBlock]) -> float:
+def _base(blocks: Sequence[_StepBlock]) -> float:
     """Returns what a step took at first."""
     return min(block.ns for block in blocks[:2])
 
 
-def _excess(blocks: Sequence[StepBlock], base: float) -> float:
+def _excess(blocks: Sequence[_StepBlock], base: float) -> float:
     """Returns what all steps took longer than at first: bare ones as much as the watched ones after them."""
     ends = [blocks[0].first - 1, *(block.last for block in blocks)]
     return sum(
@@ -103,14 +139,14 @@ def _excess(blocks: Sequence[StepBlock], base: float) -> float:
     )
 
 
-def _rises(blocks: Sequence[StepBlock], share: float = 1.0) -> bool:
+def _rises(blocks: Sequence[_StepBlock], share: float = 1.0) -> bool:
     """Returns whether steps get slower steadily, by that share of what is enough to start with."""
     if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
         return False
     return kendall_tau([block.ns for block in blocks]) >= share * RISING
 
 
-def _jumps(blocks: Sequence[StepBlock]) -> bool:
+def _jumps(blocks: Sequence[_StepBlock]) -> bool:
     """Returns whether a single step made much of the difference."""
     jumps = [after.ns - before.ns for before, after in pairwise(blocks)]
     return max(jumps) > JUMP * (blocks[-1].ns - _base(blocks))

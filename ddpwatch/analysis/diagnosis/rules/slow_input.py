@@ -8,7 +8,7 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.rules.high_share import WORTH_A_LOOK, HighShare
+from ddpwatch.analysis.diagnosis.rules.level_shift import WORTH_A_LOOK, HighShare
 from ddpwatch.analysis.diagnosis.thresholds import INPUT_SHARE
 
 

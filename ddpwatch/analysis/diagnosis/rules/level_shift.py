@@ -1,0 +1,233 @@
+"""Levels of a whole run, or of a group: since when a figure is higher than usual, until when, and what that costs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
+from ddpwatch.analysis.diagnosis.kinds import Kind
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVER_SHARE
+from ddpwatch.common.statistics import RollingMedian, median, middle
+
+WINDOW = 16  # newest watched steps
+WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
+KEEP_STEPS = 64  # watched, that show a level, or what is usual
+KEEP_SPLITS = 256  # steps that a spell may have begun before
+
+
+class _Value(NamedTuple):
+    step: int
+    value: float
+    usual: float
+
+
+class LevelShift:
+    """Finds since when a figure is high. It stays so until it has lost that share of what it had risen by at least.
+
+    Args:
+        factor: So many times what is usual is high: the median of the values before the newest. 0: nothing is usual.
+        newest: So many values show a level, by their median.
+        is_each: Each of these has to show it, as they are few.
+
+    Attributes:
+        usual: What was usual before it became high.
+        since: The first step in which it was high; None while it is not.
+    """
+
+    def __init__(self, factor: float = 0.0, newest: int = WINDOW, is_each: bool = False) -> None:
+        self.usual = 0.0
+        self.since: int | None = None
+        self._factor = factor
+        self._count = newest
+        self._is_each = is_each
+        self._over = 0.0
+        self._values: deque[_Value] = deque(maxlen=KEEP_STEPS)
+        self._before = RollingMedian(KEEP_STEPS - newest)
+
+    def add_value(self, step: int, value: float, least: float = 0.0, usual: float | None = None) -> bool:
+        """Takes the next value; returns whether it has become high, or is so no longer.
+
+        Args:
+            step: Its step.
+            value: At least.
+            least: By how much it has to be higher than usual, if that is more than the factor asks for.
+            usual: The value at most, where it is not known exactly.
+        """
+        if self._factor and len(self._values) >= self._count:
+            self._before.add_value(self._values[-self._count].usual)
+        self._values.append(_Value(step, value, value if usual is None else usual))
+        newest = list(islice(reversed(self._values), self._count))
+        ordered = sorted([one.value for one in newest])
+        if self.since is not None:
+            if (ordered[-1] if self._is_each else middle(ordered)) >= self._over:
+                return False
+            self.since = None
+            self._values.clear()
+            return True
+        if len(self._before if self._factor else ordered) < ENOUGH_STEPS:
+            return False
+        self.usual = self._before.median if self._factor else 0.0
+        limit = max(self._factor * self.usual, self.usual + least)
+        if (ordered[0] if self._is_each else middle(ordered)) < limit or (self._factor and not self.usual):
+            return False
+        self._over = self.usual + OVER_SHARE * (limit - self.usual)
+        self.since = min(one.step for one in newest if one.value >= limit)
+        return True
+
+    @property
+    def level(self) -> float:
+        """The median since it is high."""
+        return median(one.value for one in self._values if one.step >= (self.since or 0))
+
+
+@dataclass(slots=True)
+class Spell:
+    """Steps in which a figure is high.
+
+    Attributes:
+        usual: What the figure was before.
+        unknown_ns: Exposed communication that may be waiting or transfer.
+        start_ns, end_ns: From when to when they lasted, on the time line.
+        cause: What was found outside the job when it was looked up last, at ``looked_ns``.
+    """
+
+    since: int
+    usual: float = 0.0
+    until: int = 0
+    count: int = 0
+    cost_ns: int = 0
+    span_ns: int = 0
+    unknown_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    cause: DeviceCause | None = None
+    looked_ns: int = 0
+
+    def cause_by(self, look: Callable[[int, int], DeviceCause | None], every_ns: int = 1) -> DeviceCause | None:
+        """Returns what that finds of the steps' time, looked up again only if they have gone on for so long."""
+        if self.end_ns - self.looked_ns >= every_ns:
+            self.cause, self.looked_ns = look(self.start_ns, self.end_ns), self.end_ns
+        return self.cause
+
+    @property
+    def share(self) -> float:
+        """What the account has of a step."""
+        return self.cost_ns / self.span_ns if self.span_ns else 0.0
+
+    def add_split(self, split: StepSplit, ns: int) -> None:
+        """Counts a step, and what the account has of it."""
+        self.count += 1
+        self.cost_ns += ns
+        self.span_ns += split.total
+        self.unknown_ns += split.accounts.get(EXPOSED, 0)
+        self.until = split.step
+        self.start_ns, self.end_ns = self.start_ns or split.start_ns, split.end_ns
+
+    def incident(self, kind: Kind, severity: Severity, message: str, phase: str, is_open: bool) -> Incident:
+        """Returns these steps as an incident of all ranks."""
+        return Incident(
+            kind=kind,
+            severity=severity,
+            message=message,
+            phase=phase,
+            since_step=self.since,
+            until_step=self.until,
+            steps=self.count,
+            cost_ns=self.cost_ns,
+            gain=self.share,
+            open=is_open,
+            evidence=Evidence(share_of_step=self.share),
+        )
+
+
+class Spells:
+    """Counts what spells cost, also in the steps before they showed.
+
+    Args:
+        account: What counts of a step.
+
+    Attributes:
+        lasting: The spell that lasts, if one does.
+        recent: The newest steps.
+    """
+
+    def __init__(self, account: Callable[[StepSplit], int]) -> None:
+        self.lasting: Spell | None = None
+        self.recent: deque[StepSplit] = deque(maxlen=KEEP_SPLITS)
+        self._account = account
+        self._over: deque[Spell] = deque(maxlen=KEEP_ENDED)
+
+    def count(self, split: StepSplit) -> None:
+        """Takes the next step."""
+        if self.lasting is not None:
+            self.lasting.add_split(split, self._account(split))
+        self.recent.append(split)
+
+    def start(self, since: int, usual: float = 0.0) -> None:
+        """Starts a spell, whose first steps may be over."""
+        self.lasting = spell = Spell(since, usual)
+        for before in self.recent:
+            if since <= before.step:
+                spell.add_split(before, self._account(before))
+
+    def end(self) -> None:
+        """Ends the spell that lasts."""
+        if self.lasting is not None:
+            self._over.append(self.lasting)
+        self.lasting = None
+
+    def spells(self, is_explained: Callable[[int, bool], bool] | None = None) -> Iterator[tuple[Spell, bool]]:
+        """Yields spells, and whether they last.
+
+        Args:
+            is_explained: Says of a spell, by its first step and whether it lasts, that something else is why.
+        """
+        for spell in (*self._over, *([] if self.lasting is None else [self.lasting])):
+            if is_explained is None or not is_explained(spell.since, spell is self.lasting):
+                yield spell, spell is self.lasting
+
+
+class HighShare(Spells):
+    """Finds spells as steps come, in which an account's share of a step is high.
+
+    Args:
+        least: A share that is high.
+        account: What the account has of a step.
+    """
+
+    def __init__(self, least: float, account: Callable[[StepSplit], int]) -> None:
+        super().__init__(account)
+        self._least = least
+        self._level = LevelShift()
+
+    def add_split(self, split: StepSplit, judged_ns: int | None) -> None:
+        """Takes the next step, and what counts of the account in it; None if it is not to be judged."""
+        if judged_ns is not None and self._level.add_value(split.step, judged_ns / split.total, self._least):
+            if self._level.since is None:
+                self.end()
+            else:
+                self.start(self._level.since)
+        self.count(split)
+
+    def incidents(
+        self, kind: Kind, phase: str, warning_share: float, sentence: Callable[[float, bool], str]
+    ) -> list[Incident]:
+        """Returns what lasts, and what is over.
+
+        Args:
+            kind: Of all of them.
+            phase: Theirs.
+            warning_share: From which share of a step on one is a warning.
+            sentence: Says it, of a share of a step, and of whether it lasts.
+        """
+        found = []
+        for spell, is_open in self.spells():
+            severity: Severity = "warning" if spell.share >= warning_share else "info"
+            found.append(spell.incident(kind, severity, sentence(spell.share, is_open), phase, is_open))
+        return found
