@@ -8,8 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from ddpwatch import streams
-from ddpwatch.cli import live, recordings
+from ddpwatch.cli import live, recordings, streams
 from ddpwatch.cli.options import app
 from ddpwatch.cli.shared import say
 from ddpwatch.common.garbage import few_collections

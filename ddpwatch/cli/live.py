@@ -335,7 +335,7 @@ def serve(
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Listen there, on loopback.")] = 8000,
 ) -> None:
     """Serve the dashboard to browsers on this machine, at a secret address."""
-    from ddpwatch.serve import serve as serve_dashboards
+    from ddpwatch.tui.browser import serve as serve_dashboards
 
     if target is not None and is_recording(target):
         from ddpwatch.recording.reader import Recording

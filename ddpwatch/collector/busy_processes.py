@@ -8,9 +8,8 @@ from heapq import nlargest
 from itertools import islice
 from pathlib import Path
 
-from ddpwatch.collector.host_counters import PROC
+from ddpwatch.collector.host_counters import PROC, processes, stat_of
 from ddpwatch.common.units import NS_PER_S
-from ddpwatch.run.regular import read_counters
 from ddpwatch.wire.messages import MOST_BUSY, BusyProcess, Device, RankSample
 
 EVERY_NS = 10_000_000_000  # after the first look: 12 µs a process
@@ -54,14 +53,11 @@ class BusyProcesses:
 
     def _times(self) -> Iterator[tuple[int, tuple[str, int]]]:
         """Yields the name and the ticks of CPU time of each process."""
-        with os.scandir(self._proc) as entries:
-            for entry in entries:
-                if entry.name.isdecimal():
-                    head, _, fields = read_counters(f"{self._proc}/{entry.name}/stat").rpartition(b")")
-                    times = fields.split()[_UTIME : _UTIME + 2]
-                    if len(times) == 2:
-                        name = head.partition(b"(")[2].decode(errors="replace")
-                        yield int(entry.name), (name, sum(map(int, times)))
+        for pid in processes(self._proc):
+            name, fields = stat_of(self._proc, pid)
+            times = fields[_UTIME : _UTIME + 2]
+            if len(times) == 2:
+                yield int(pid), (name.decode(errors="replace"), sum(map(int, times)))
 
 
 def is_short_of_cores(host: Device, ranks: Sequence[RankSample]) -> bool:

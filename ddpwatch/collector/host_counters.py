@@ -5,10 +5,14 @@ Elsewhere, and where a kernel does not count it, a figure is None.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ddpwatch.run.regular import read_counters
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -107,3 +111,15 @@ def _percent(part: float | None, whole: float | None, factor: float) -> float | 
     """Returns a percentage, at most 100: the kernel adds up some counters later than others."""
     ratio = _ratio(part, whole, factor)
     return None if ratio is None else min(ratio, 100.0)
+
+
+def processes(proc: str) -> Iterator[str]:
+    """Yields the ids of all processes that the kernel shows."""
+    with contextlib.suppress(OSError), os.scandir(proc) as entries:
+        yield from (entry.name for entry in entries if entry.name.isdecimal())
+
+
+def stat_of(proc: str, pid: str) -> tuple[bytes, list[bytes]]:
+    """Returns a process's name, and what /proc/PID/stat says after it: state, parent …; nothing once it is gone."""
+    head, _, fields = read_counters(f"{proc}/{pid}/stat").rpartition(b")")
+    return head.partition(b"(")[2], fields.split()

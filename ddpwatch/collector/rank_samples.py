@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpwatch.collector.host_counters import PROC
+from ddpwatch.collector.host_counters import PROC, processes, stat_of
 from ddpwatch.run.regular import read_counters
 from ddpwatch.wire.messages import RankSample
 
@@ -108,13 +107,12 @@ class Children:
         """Takes the processes that have started since; where there are no parents, nothing is read."""
         if not any(parents):
             return
-        with contextlib.suppress(OSError), os.scandir(self._proc) as entries:
-            now = {entry.name for entry in entries if entry.name.isdigit()}
-            for pid in self._parents.keys() - now:
-                del self._parents[pid]
-            for pid in now - self._parents.keys():
-                fields = read_counters(f"{self._proc}/{pid}/stat").rpartition(b")")[2].split()  # state parent …
-                self._parents[pid] = int(fields[1]) if len(fields) > 1 else 0
+        now = set(processes(self._proc))
+        for pid in self._parents.keys() - now:
+            del self._parents[pid]
+        for pid in now - self._parents.keys():
+            _, fields = stat_of(self._proc, pid)
+            self._parents[pid] = int(fields[1]) if len(fields) > 1 else 0
 
     def of(self, pid: int) -> list[str]:
         """Returns a process's children."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 MIB = 1 << 20
 FIRST_BUCKET_BYTES = MIB  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 DEFAULT_CAP_BYTES = 25 * MIB
-NO_LIMIT = (1 << 63) - 1  # sys.maxsize in DDP
 
 
 class Parameter(NamedTuple):
