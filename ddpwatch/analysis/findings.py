@@ -159,5 +159,6 @@ def _others(report: Report) -> list[Finding]:
     if most < OTHER_COLLECTIVES:
         return []
     text = f"{most:.1f} collectives a step on a watched group are not DDP's buckets"
-    text += " (SyncBatchNorm, buffers, metrics, …): they are not timed"
+    text += " (SyncBatchNorm, buffers, metrics, …): they are not timed, so waits in them count as their phase;"
+    text += " on CPUs, Python 3.12 or torch 2.14 times them"
     return [_finding("other_collectives", "info", text, per_step=most)]
