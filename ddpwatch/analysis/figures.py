@@ -226,3 +226,4 @@ class Report(Figures, frozen=True):
     notes: Sequence[Finding] | None = None
     findings: Sequence[Finding] | None = None
     explained: Sequence[Explanation] = ()
+    rest_after: Mapping[str, float] = {}

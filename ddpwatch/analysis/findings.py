@@ -8,11 +8,20 @@ from ddpwatch.analysis.diagnosis.incident import End, Severity
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.words.wording import where_ended
 from ddpwatch.analysis.figures import Finding, Report
-from ddpwatch.common.text import spans
+from ddpwatch.analysis.step import MUCH_REST
+from ddpwatch.common.text import percent, spans
 from ddpwatch.version import untested
 
 NAMED_RANKS = 16
 OTHER_COLLECTIVES = 0.5  # per step
+_WHERE = {  # by the phase before
+    "": "before the first phase",
+    "data": "between the wait for data and the forward",
+    "between": "before the forward",
+    "forward": "between the forward and the backward (the loss)",
+    "backward": "between the backward and the optimizer's step (clipping, unscaling, a sharded optimizer's own work)",
+    "optimizer": "after an optimizer's step (a sharded optimizer's own work, another optimizer, logging)",
+}
 
 
 def findings(report: Report) -> list[Finding]:
@@ -23,7 +32,7 @@ def findings(report: Report) -> list[Finding]:
 
 def notes(report: Report) -> list[Finding]:
     """Returns what is worth knowing and no incident: frames that are missing, ranks that count differently."""
-    about = (_off, _recording, _missing_ranks, _drops, _counts, _others, _torch)
+    about = (_off, _recording, _missing_ranks, _drops, _counts, _others, _rest, _torch)
     return _worst_first([finding for notes_of in about for finding in notes_of(report)])
 
 
@@ -162,3 +171,16 @@ def _others(report: Report) -> list[Finding]:
     text += " (SyncBatchNorm, buffers, metrics, …): they are not timed, so waits in them count as their phase;"
     text += " on CPUs, Python 3.12 or torch 2.14 times them"
     return [_finding("other_collectives", "info", text, per_step=most)]
+
+
+def _rest(report: Report) -> list[Finding]:
+    """Says where the part of a step lies that is in no phase, if that is much of it."""
+    known = [ms for ms in report.phases_ms.values() if ms is not None]
+    share = (report.phases_ms.get("other") or 0.0) / sum(known) if sum(known) else 0.0
+    after = max(report.rest_after, key=report.rest_after.__getitem__, default=None)
+    if share <= MUCH_REST or after is None:
+        return []
+    text = (
+        f"the rest is {percent(share)} of the mean step: {percent(report.rest_after[after])} of it lies {_WHERE[after]}"
+    )
+    return [_finding("rest", "info", text, share=share, after=after)]

@@ -47,7 +47,7 @@ from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.launch_skew import LaunchSkew, RankFacts, the_only
 from ddpwatch.analysis.means import Known, MeanBuilder, Means, merged, share_of_run
 from ddpwatch.analysis.run import Run
-from ddpwatch.analysis.step import missing_steps
+from ddpwatch.analysis.step import MUCH_REST, missing_steps, rest_after
 from ddpwatch.analysis.step_sample import StepSample
 from ddpwatch.analysis.window import RankSummary, Summary
 from ddpwatch.common.statistics import quantile
@@ -216,6 +216,7 @@ class ReportBuilder:
         self._statuses: Counter[str] = Counter()
         self._cost = CostMeter()
         self._off = TurnedOff()
+        self._rest: Counter[str] = Counter()  # what no phase explains (ns), by the phase before
         self._others = OtherCollectives()
         self._step_ns = Samples()
         self._means = MeanBuilder()
@@ -293,6 +294,7 @@ class ReportBuilder:
             incidents=self._run.incidents(),
             verdict=self._verdict(found),
             explained=self._run.explanations.all(),
+            rest_after={phase: ns / self._rest.total() for phase, ns in self._rest.most_common()},
         )
 
     # -- collecting ------------------------------------------------------------------------------------------
@@ -330,6 +332,9 @@ class ReportBuilder:
         facts = across.all_facts()
         self._means.add_step(across.step, {rank: fact.figures for rank, fact in facts.items()})
         self._count_ranks(facts, across.skew)
+        for rank, fact in facts.items():
+            if fact.figures.phases_ns.get("other", 0) > MUCH_REST * fact.figures.step_ns:
+                self._rest.update(rest_after(across.ranks[rank]))
         columns = bucket_columns(across)
         self._buckets[epoch_of(across), columns.buckets].add_buckets(columns)
 

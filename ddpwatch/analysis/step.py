@@ -19,6 +19,7 @@ from ddpwatch.common.intervals import Intervals, intersect, subtract, total, uni
 from ddpwatch.sampling.levels import FULL, is_timed, is_watched
 from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, OWN_COLLECTIVES, TO_ONE, Step
 
+MUCH_REST = 0.1  # of a step in no phase: then reports say where it lies
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
 
 # module, bucket index, turn (which backward of the step it belongs to, from 0), group, use. For a collective of the
@@ -168,6 +169,17 @@ def _claims(step: Step, spans: _Spans, comm: Intervals | None) -> dict[str, Inte
         claims["data"] = _data_of(step)
     claims["between"] = subtract(spans.gaps, claims["data"]) if step.data else spans.gaps
     return claims
+
+
+def rest_after(step: Step) -> dict[str, int]:
+    """Returns how long a step was in no phase (ns), by the phase before; "" is before the first."""
+    claims = claims_of(step)
+    begins = sorted((since, phase) for phase, stretches in claims.items() for since, _ in stretches)
+    found: dict[str, int] = {}
+    for since, until in subtract([(0, step.duration_ns)], union(list(chain.from_iterable(claims.values())))):
+        phase = next((name for start, name in reversed(begins) if start < since and name != "exposed_comm"), "")
+        found[phase] = found.get(phase, 0) + until - since
+    return found
 
 
 class _Spans(NamedTuple):

@@ -105,6 +105,7 @@ class AnyCollective:
     Attributes:
         on: Whether collectives are recorded now.
         complete: Whether all of the step were so far.
+        seen: How many that were.
         feature: What goes off after an error.
     """
 
@@ -114,7 +115,7 @@ class AnyCollective:
         self._context, self._log, self._charge, self._beside = context, log, charge, beside
         self.feature: Feature = "own collectives" if beside else "collectives"
         self.on = self.complete = False
-        self._seen = 0
+        self.seen = 0
         self._by_hooks = False
         self._calls: list[SeenCalls] = []  # of functions that issue
         self._makers: list[SeenCalls] = []
@@ -155,7 +156,7 @@ class AnyCollective:
         """Records what is issued from here on, or lets it pass."""
         self.on = on and self.sees
         self.complete = self.on or not dist.is_initialized()
-        self._seen = 0
+        self.seen = 0
         self._pause(not self.on)
         self._put_hooks()
 
@@ -297,8 +298,8 @@ class AnyCollective:
         if count is not None and not known.to_one:
             entry.seq = count + uncounted
         self._log.add_event("collective", entry.launch, entry)
-        self._seen += 1
-        if self._seen > MOST_IN_STEP:
+        self.seen += 1
+        if self.seen > MOST_IN_STEP:
             self.on = self.complete = False
             self._pause(True)
 

@@ -41,6 +41,10 @@ MOST_CALLS: Final = 64  # of modules without gradients, before the first one wit
 STILL_NS: Final = 1_000_000_000  # since the newest update or phase
 
 
+class Loop(torch.nn.Module):
+    """The model of a loop without a wrapper, as far as is known: nothing."""
+
+
 class LoopProbe:
     """The hooks on a loop. Those that the job's threads enter only add to the log.
 
@@ -217,6 +221,8 @@ class LoopProbe:
         self._updates += 1
         cpu_ns = None
         if sampling is not None:
+            if self._collectives.seen:  # light steps would take waits in them for compute
+                sampling.use_light(False)
             sampling.learn(level, own_ns, at - self._updated_ns)
             sampling.follow(self._recorder.lease.budget_ppm(self._updates, at))
             light: StepStatus = LIGHT if sampling.is_light(self._updates) else FULL

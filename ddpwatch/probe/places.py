@@ -23,6 +23,9 @@ _PLUMBING: Final = (
     "c10d_logger.py",
     "/nn/functional.py",
     "/function.py",
+    "deepspeed/comm/comm.py",
+    "deepspeed/comm/torch.py",
+    "deepspeed/utils/nvtx.py",
 )
 _OURS: Final = "/ddpwatch/probe/"
 _TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
@@ -103,7 +106,7 @@ def _passes_on(frame: FrameType) -> bool:
 
 
 def _name_of(frame: FrameType | None) -> str:
-    """Returns a name for a place: file and line, or a function of torch's."""
+    """Returns a name for a place: file and line, or a function of torch's or another library's."""
     if frame is None:
         return "unknown"
     code = frame.f_code
@@ -112,4 +115,7 @@ def _name_of(frame: FrameType | None) -> str:
     if code.co_filename.startswith(_TORCH):
         module = code.co_filename.removeprefix(_TORCH).removesuffix(".py").replace("/", ".")
         return f"{module.removeprefix('distributed.')} {code.co_name}"[:200]
+    *_, library = code.co_filename.rpartition("-packages/")
+    if library != code.co_filename:
+        return f"{library.partition('/')[0].removesuffix('.py')} {code.co_name}"[:200]
     return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"[:200]

@@ -128,14 +128,14 @@ class ProbeSession:
         Args:
             since: See `LoopProbe`.
         """
-        from ddpwatch.probe.loop import LoopProbe
+        from ddpwatch.probe.loop import Loop, LoopProbe
 
         if self.loop is None:
             self.recorder.use(sampling=self._schedule(settles=False))
             self.loop = LoopProbe(self._context(), self.queue.job_cpu_ns, since)
             self.queue.made_late = self.loop.records
             known = dist.is_available() and dist.is_initialized()
-            self._start_with(self.loop, torch.nn.Module(), str(dist.get_backend()) if known else "", {})
+            self._start_with(self.loop, Loop(), str(dist.get_backend()) if known else "", {})
             self._probes.add(self.loop)
             if self.loop.unseen:
                 self._say_off("collectives", self.loop.unseen)

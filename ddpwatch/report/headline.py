@@ -20,7 +20,9 @@ def step_sentence(report: Report) -> str:
 
 def exposed_sentence(report: Report) -> str:
     """Returns what communication adds to a step, and how much of it compute hides."""
-    overlap = report.overlap
+    overlap, waits = report.overlap, report.phases_ms.get("exposed_comm")
+    if overlap.exposed_ms is None and waits:
+        return f"waits for collectives {number(waits)} ms; overlap {UNKNOWN}: when some of them ended is not known"
     parts = " + ".join(f"{text} {name}" for name, text in exposed_parts(overlap).items())
     return (
         f"exposed communication {_exposed(overlap)} ms{f' ({parts})' if parts else ''}, overlap {_overlap(overlap)} "

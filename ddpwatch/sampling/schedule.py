@@ -39,6 +39,7 @@ MOST_TIMES = 32
 FULL_PERIOD_TIMES = 16  # of full steps: so much longer than n
 FIRST_FULL_STEPS = 12  # from the start, while DDP settles its buckets
 DEAR_TIMES = 4  # as long may the watched steps' period be where each costs about as much as a full one
+MOST_COST = 0.01  # of a step, for these of a loop's: for no more, their period may be as long as that of full steps
 COST_PER_OWN = 2  # of watched and bare steps: what the hooks measure of themselves is half of what they cost
 FULL_COST_PER_OWN = 6
 LEAST_BUDGET = 1e-6
@@ -154,7 +155,8 @@ class SamplingSchedule:
         self._dear = dear
         self._light = self._may_be_light = light
         self.full = SamplingPeriod(FULL_BUDGET, cost_per_own=FULL_COST_PER_OWN, longest=LONGEST_FULL_PERIOD)
-        self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=COST_PER_OWN, longest=self._longest)
+        self.watched = SamplingPeriod(WATCHED_BUDGET, cost_per_own=COST_PER_OWN, longest=LONGEST_WATCHED_PERIOD)
+        self.watched.limit(self._longest)
         self._own_ppm = own_ppm
         self._step_ns = SHORT_NS  # a moving average
         self._limits_hold = (SHORT_NS // 2, FOREVER_NS)  # the average: longer than, and up to
@@ -183,8 +185,10 @@ class SamplingSchedule:
             self._bare += (COST_PER_OWN * own_ns / max(1, step_ns) - self._bare) / 64
             return
         full = level == FULL and self._light
-        dear = full and not self._settles and own_ns > max(DEAR_OWN_NS, DEAR_OWN * step_ns)
+        dear = level == FULL and not self._settles and own_ns > max(DEAR_OWN_NS, DEAR_OWN * step_ns)
         if (self.full if full else self.watched).learn(own_ns, step_ns, dear):
+            if not self._light:
+                self._limit()
             self._allow()
 
     def use_light(self, on: bool) -> None:
@@ -199,7 +203,12 @@ class SamplingSchedule:
     @property
     def _longest(self) -> int:
         """The longest period of the watched steps."""
-        return DEAR_TIMES * LONGEST_WATCHED_PERIOD if self._dear or not self._light else LONGEST_WATCHED_PERIOD
+        if self._light and not self._dear:
+            return LONGEST_WATCHED_PERIOD
+        longest = DEAR_TIMES * LONGEST_WATCHED_PERIOD
+        while longest < LONGEST_FULL_PERIOD and self.watched.cost > MOST_COST * longest and not self._settles:
+            longest *= 2
+        return longest
 
     def _limit(self) -> None:
         """Ends the periods where steps of that duration leave enough watched ones: soon after steps become longer."""
@@ -242,7 +251,7 @@ class SamplingSchedule:
 
         If most are watched, both of its neighbours are usually light steps.
         """
-        if step < BARE_PERIOD:
+        if step < BARE_PERIOD and (self._light or self._settles):
             return False
         if self.watched.value > 1:
             return step != self.watched.chosen(step)

@@ -27,11 +27,12 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, report_of
 from ddpwatch.report.compare_text import render_compare
+from ddpwatch.report.headline import exposed_sentence
 from ddpwatch.report.incidents import MOST_INCIDENTS, fail_if, parse_kinds
 from ddpwatch.report.lost import MOST_ROWS, account_table, bar, lost_sentence
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
-from ddpwatch.wire.messages import Bye, Mark, Message, Step
+from ddpwatch.wire.messages import Bye, Mark, Message, Span, Step
 from tests.support import chrome_trace
 from tests.support.runs import MS, record, run_of
 
@@ -176,6 +177,28 @@ def test_notes_are_what_is_no_incident(report: Report) -> None:
     noted = replace(report, notes=[Finding("cut_tail", "info", None, None, "the recording was cut off", {})])
     assert "Notes\n[info] the recording was cut off" in render_report(noted)
     assert "### Notes\n\n- **info**: the recording was cut off" in render_markdown(noted)
+
+
+def test_where_the_rest_of_a_step_lies(report: Report, tmp_path: Path) -> None:
+    def quiet() -> Iterator[tuple[Message, int]]:
+        for message, at in run_of(2, 20):
+            if isinstance(message, Step):
+                spans = [Span("forward", 5 * MS, 25 * MS), Span("backward", 25 * MS, 60 * MS)]
+                buckets = ("comm_module", "comm_label", "comm_bytes", "comm_ready", "comm_launch", "comm_done")
+                spans.append(Span("optimizer", 97 * MS, 107 * MS))
+                message = replace(message, duration_ns=107 * MS, spans=spans, **{column: [] for column in buckets})
+            yield message, at
+
+    found = report_of(record(tmp_path / "run.mcap", quiet()))
+    (note,) = [note for note in found.notes or () if note.kind == "rest"]
+    assert note.message.startswith("the rest is 35 % of the mean step: 100 % of it lies between the backward and the ")
+    assert not report.rest_after
+
+
+def test_without_the_ends_of_all_collectives_waits_are_told(report: Report) -> None:
+    unmeasured = replace(report, overlap=replace(report.overlap, exposed_ms=None, ratio=None))
+    told = exposed_sentence(replace(unmeasured, phases_ms={**report.phases_ms, "exposed_comm": 12.0}))
+    assert told == "waits for collectives 12.0 ms; overlap –: when some of them ended is not known"
 
 
 def run(*arguments: object) -> tuple[int, str]:

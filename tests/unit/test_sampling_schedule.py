@@ -416,3 +416,15 @@ def test_light_steps_come_back_where_there_may_be_any(light: bool) -> None:
     assert not lightly()
     schedule.use_light(True)
     assert lightly() is light
+
+
+@pytest.mark.parametrize(("own_ms", "period"), [(0.2, 2), (1.5, 8), (6, 16), (40, 64)])
+def test_a_loop_whose_steps_are_all_full_is_watched_as_its_collectives_cost(own_ms: float, period: int) -> None:
+    """For 0.2 % of a step if that leaves one step in 8, for 1 % if not, and at the most one step in 64."""
+    schedule = SamplingSchedule(settles=False)
+    schedule.use_light(False)
+    for step in range(4096):
+        bare = schedule.is_bare(step)
+        assert bare or not schedule.is_light(step)
+        schedule.learn("unwatched" if bare else "ok", 0 if bare else round(own_ms * MS), 100 * MS)
+    assert schedule.watched.value == period
