@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.means import Sums
+from ddpwatch.analysis.digest import share_of
 from ddpwatch.common.units import NS_PER_MS
 
 MOST_POINTS = 1000
@@ -110,13 +110,13 @@ def _is_top(heap: _Tops, value: float | None) -> bool:
 
 
 def _point(across: StepAcrossRanks) -> Point:
-    sums = Sums(across.figures.values())
-    late_ns = max(across.skew.late.values(), default=None)
+    share = across.share or share_of(across)  # already there, if the steps are those of a diagnosed run
+    late_ns, exposed, hidden = max(across.skew.late.values(), default=None), share.exposed, share.hidden or 0
     return Point(
         step=across.step,
-        step_ms=(sums.step_ns or 0.0) / NS_PER_MS,
-        exposed_ms=None if sums.exposed_ns is None else sums.exposed_ns / NS_PER_MS,
-        overlap=sums.overlap,
+        step_ms=share.total / share.ranks / NS_PER_MS,
+        exposed_ms=None if exposed is None else exposed / share.ranks / NS_PER_MS,
+        overlap=hidden / (exposed + hidden) if exposed is not None and exposed + hidden else None,
         late_ms=None if late_ns is None else late_ns / NS_PER_MS,
     )
 

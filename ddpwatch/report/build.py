@@ -40,11 +40,11 @@ class Drawn:
 
     Attributes:
         outline: Of its steps.
-        layouts: The source of parameter names.
+        layouts: The source of parameter names: one per module and epoch, as all ranks have the same.
     """
 
     outline: Outline = field(default_factory=Outline)
-    layouts: list[Layout] = field(default_factory=list)
+    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
 
 
 def report_of(path: str | os.PathLike[str], selection: Selection | None = None, drawn: Drawn | None = None) -> Report:
@@ -86,7 +86,7 @@ def _collected(frames: Iterable[Frame], source: str, selection: Selection, drawn
         if drawn is not None:
             drawn.outline.add_all(steps)
             if isinstance(message, Layout):
-                drawn.layouts.append(message)
+                drawn.layouts[message.module, message.epoch] = message
     if drawn is not None:
         drawn.outline.add_all(builder.rest())
     return builder

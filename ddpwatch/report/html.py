@@ -6,9 +6,11 @@ appear on the page only as text. The page's content security policy forbids ever
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
+from operator import attrgetter
 
 import msgspec
 
@@ -34,13 +36,13 @@ MOST_HOOKS = 2000
 _PLACEHOLDER = "/*DATA*/null"
 
 
-def render_html(report: Report, outline: Outline, layouts: list[Layout], version: str) -> bytes:
+def render_html(report: Report, outline: Outline, layouts: Iterable[Layout], version: str) -> bytes:
     """Renders the page.
 
     Args:
         report: From `ddpwatch.report.build.report_of`.
         outline: Of the same recording.
-        layouts: The source of parameter names.
+        layouts: The source of parameter names: one per module and epoch.
         version: Of ddpwatch.
     """
     shown = [*collective_tables(report), *map(explanation_table, report.explained)]
@@ -144,10 +146,8 @@ def _named(role_of: RoleOf, key: BucketKey) -> tuple[str, str]:
     return number, f"group {number}, {USE_NAMES[use]}" if use else f"bucket {number}"
 
 
-def _params(layouts: list[Layout]) -> list[dict[str, object]]:
-    """Returns one layout per module and epoch; all ranks have the same."""
-    found = {(layout.module, layout.epoch): layout for layout in layouts}
+def _params(layouts: Iterable[Layout]) -> list[dict[str, object]]:
     return [
-        {"module": module, "epoch": epoch, "base": layout.param_base, "names": layout.params}
-        for (module, epoch), layout in sorted(found.items())
+        {"module": layout.module, "epoch": layout.epoch, "base": layout.param_base, "names": layout.params}
+        for layout in sorted(layouts, key=attrgetter("module", "epoch"))
     ]
