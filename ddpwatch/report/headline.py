@@ -20,8 +20,8 @@ def step_sentence(report: Report) -> str:
 
 def exposed_sentence(report: Report) -> str:
     """Returns what communication adds to a step, and how much of it compute hides."""
-    overlap, waits = report.overlap, report.phases_ms.get("exposed_comm")
-    if overlap.exposed_ms is None and waits:
+    overlap, steps, waits = report.overlap, report.steps, report.phases_ms.get("exposed_comm")
+    if waits and not steps.full and steps.watched > steps.shadow:
         return f"waits for collectives {number(waits)} ms; overlap {UNKNOWN}: when some of them ended is not known"
     parts = " + ".join(f"{text} {name}" for name, text in exposed_parts(overlap).items())
     return (
