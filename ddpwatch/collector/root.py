@@ -35,6 +35,7 @@ from ddpwatch.collector.protocol import (
 )  # fmt: skip
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import clock
+from ddpwatch.run.regular import allow_all_files
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Listen, Listening
@@ -62,6 +63,7 @@ class Root:
     """
 
     def __init__(self, context: transport.Context, order: Listen, run_id: str, ask: Callable[[], None]) -> None:
+        allow_all_files()  # a connection per node, of which there may be a thousand
         self.nodes = Nodes()
         self._run_id = run_id
         self._ask = ask

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import resource
 import struct
 import threading
 import zlib
@@ -27,7 +26,7 @@ from mcap.exceptions import McapError
 from mcap.opcode import Opcode
 from mcap.records import Attachment, Metadata
 
-from ddpwatch.run.regular import open_regular
+from ddpwatch.run.regular import allow_all_files, open_regular
 from ddpwatch.wire.messages import MAX_FRAME_BYTES, MESSAGE_TYPES
 
 MAGIC: Final = b"\x89MCAP0\r\n"
@@ -116,10 +115,8 @@ def open_to_read(path: Path) -> int:
     try:
         return open_regular(path)
     except OSError as error:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if error.errno != errno.EMFILE or soft == hard:
+        if error.errno != errno.EMFILE or not allow_all_files():
             raise
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return open_regular(path)
 
 

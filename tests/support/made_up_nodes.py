@@ -19,6 +19,7 @@ from ddpwatch.collector.node_steps import NodeStepPacker
 from ddpwatch.collector.uplink import Uplink
 from ddpwatch.probe.derive import HOOKS_PERIOD
 from ddpwatch.run import clock
+from ddpwatch.run.regular import allow_all_files
 from ddpwatch.sampling.schedule import SamplingSchedule, is_sampled
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Connect
@@ -116,7 +117,9 @@ class Agents:
 
     def __init__(self, listening: str, root_key: str, pairs: list[KeyPair]) -> None:
         self._poller = zmq.Poller()
+        allow_all_files()
         context = transport.Context()
+        context.max_sockets = 4 * len(pairs)  # two an agent; ZeroMQ's default is 1023
         orders = [Connect(listening, root_key, pair, name_of(node)) for node, pair in enumerate(pairs)]
         self.uplinks = [Uplink(context, self._poller, order, 0, list) for order in orders]
         self._packed = [packed(acquainted(), steps).packed for _, steps in islice(node_steps("settled"), SAMPLED_STEPS)]
