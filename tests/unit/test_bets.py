@@ -211,13 +211,6 @@ def test_a_change_is_a_step_and_no_growth(seed: int) -> None:
     assert since(lambda step: 4.0 if step < 100 else 14.0)[1] in range(98, 103)
 
 
-def test_late_all_the_time_after_it_was_now_and_then() -> None:
-    found = named(lambda step, dice: 15.0 * (step >= 150 or dice.random() < 0.2), 250)
-    before, since = (streak for _, streak in found)
-    assert (before.constant, since.constant) == (False, True)
-    assert since.since == pytest.approx(150, abs=5)
-
-
 def test_several_times_as_late_again_and_again_is_a_streak_of_its_own() -> None:
     found = named(lambda step, dice: 5.0 * (step >= 60) + 40.0 * (step >= 200 and step % 5 == 0), 320, sigma=1.0)
     _, often = (streak for _, streak in found)

@@ -10,7 +10,6 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.run import Run
 from ddpwatch.wire.messages import Group, Layout, Mark, Span
@@ -470,20 +469,3 @@ def test_a_late_step_that_a_peer_is_missing_of_does_not_say_why():
     across.add_step(step(1, 5))
     late.add_facts(StepFacts(across, StepSplit(5)))
     assert late.cause.steps == 0
-
-
-@pytest.mark.parametrize(("small_ms", "goes_on"), [(5, False), (40, True)])
-def test_a_small_lateness_around_a_large_one_does_not_take_its_place(small_ms, goes_on):
-    """Of two figures of one rank: what the one shows is over, and the other showed more all the time."""
-
-    def late(steps, ms):
-        streak = Streak(1, 100.0 * MS, steps[0], steps[0], ms * MS)
-        for number in steps:
-            streak.add_step(number, ms * MS, MS, p=0.01)
-        return streak
-
-    diagnosis, group = Diagnosis(), GroupLateness((0, 1))
-    group.streaks[1] = late(range(90, 151), small_ms)
-    diagnosis._groups[0, "forward"] = group
-    successor = diagnosis._successor(((0, "data"), 1), LateRank(late(range(100, 141), 60), (0, 1)))
-    assert (successor is not None) is goes_on

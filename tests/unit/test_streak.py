@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
-from ddpwatch.analysis.diagnosis.late.streak import Streak
-from ddpwatch.analysis.diagnosis.late.trend import line_through
+from ddpwatch.analysis.diagnosis.late.streak import Streak, line_through
 from tests.support.frames import (
     MS,
 )

@@ -58,7 +58,6 @@ MOST_SPLITS = 16_384  # with the bare steps between them
 WATCHED_PHASES = ("data", "between", "forward", "backward")
 LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
 KEEP_FACTS = 16  # newest watched steps that may still show why
-AS_LATE = 0.5  # times as late, at least, is what goes on after a streak as a part of it
 SHARED = 0.25  # of a streak's late steps: with so many in a known one, it is the same
 _Watch = tuple[int, str]  # a group, and by what its ranks are compared: a phase, or `LATENESS`
 
@@ -242,13 +241,13 @@ class Diagnosis:
     def _is_news(self, late: LateRank) -> bool:
         """Returns whether it is not known from another group, or by another figure: what a rank costs counts once.
 
-        If it has changed since it became known, or another figure shows that, what is known ends there.
+        If it has changed since it became known, what is known ends there.
         """
         streak = late.streak
         for key, known in list(self._late.items()):
             if key[1] != streak.rank or streak.shared_with(known.streak) < SHARED:
                 continue
-            if known.streak.named >= streak.since or not (streak.changed or streak.outdoes(known.streak)):
+            if known.streak.named >= streak.since or not streak.changed:
                 return False
             self._groups[key[0]].dismiss(known.streak)
             known.streak.end_before(streak.since)
@@ -256,42 +255,16 @@ class Diagnosis:
         return True
 
     def _end(self, started: Collection[int]) -> None:
-        """Closes what is over, unless it turns out to be a part of what another figure shows of the rank.
-
-        If nothing else of the rank has started, other figures may show what is left of it.
-        """
+        """Closes what is over. If nothing else of the rank has started, other figures may show what is left of it."""
         for key, late in list(self._late.items()):
             group = self._groups.get(key[0])
             if late.streak.open and group is not None and group.streaks.get(key[1]) is late.streak:
-                continue
-            if (successor := self._successor(key, late)) is not None:
-                del self._late[key]
-                successor[1].catch_up(self._splits, ())
-                successor[1].cause = late.cause
-                self._late[successor[0], key[1]] = successor[1]
                 continue
             self._close(key)
             if key[1] not in started:
                 for watch, other in self._groups.items():
                     if (watch, key[1]) not in self._late:
                         other.release(key[1], late.streak.until)
-
-    def _successor(self, key: tuple[_Watch, int], late: LateRank) -> tuple[_Watch, LateRank] | None:
-        """Returns what now is known better, or another figure shows of the rank, if that began no later and goes on."""
-        over, best = late.streak, None
-        for watch in (key[0], *self._groups):
-            group = self._groups.get(watch)
-            streak = None if group is None else group.streaks.get(key[1])
-            if streak is None or group is None or streak.until < over.until:
-                continue
-            if watch == key[0] and streak.since <= over.until:
-                return watch, self._late_rank(watch, streak)
-            wider = streak.since <= over.since and streak.until > over.until
-            wider = wider and streak.late_ns >= AS_LATE * over.late_ns  # or it is a small thing around a large one
-            wider = wider and not over.outdoes(streak)  # or a rare one around one of every step
-            if wider and (watch, key[1]) not in self._late and (best is None or streak.count > best[1].streak.count):
-                best = watch, self._late_rank(watch, streak)
-        return best
 
     def _close(self, key: tuple[_Watch, int]) -> None:
         late = self._late.pop(key)

@@ -12,8 +12,7 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.late.cause import LatenessCause, StepFacts
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.late.streak import KEEP_VALUES, MOST_PERIOD, Streak
-from ddpwatch.analysis.diagnosis.late.trend import Line, line_through
+from ddpwatch.analysis.diagnosis.late.streak import KEEP_VALUES, MOST_PERIOD, Line, Streak, line_through
 from ddpwatch.analysis.diagnosis.thresholds import WORTH_SHARE
 
 TREND_STEPS = 48  # watched, before a trend is judged
@@ -127,8 +126,7 @@ class LateRank:
             struck = [waits for waits in steps if waits.step % period == residue]
             seen = [waits for waits in self._kept if waits.watched and waits.step % period == residue]
             return self._as_usual(struck, seen)
-        late = [waits for waits in steps if waits.is_late]
-        return (1 - streak.by_chance) * sum(self._costs(late))
+        return sum(self._costs([waits for waits in steps if waits.is_late]))
 
     def _costs(self, steps: Collection[_Waits]) -> list[float]:
         """Returns what the others waited for its lateness in each of these steps.

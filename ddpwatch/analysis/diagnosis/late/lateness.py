@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
 from statistics import median
 
 from ddpwatch.analysis.diagnosis.late.bets import Bets, onset, threshold
@@ -116,12 +115,9 @@ class GroupLateness:
         if not streak.open:
             self._end(streak, streak.until)
             return []
-        more, since = max(streak.more)
-        if more >= log(self._threshold) and streak.seldom_before(since):
-            return self._change(streak, since)
         return [] if (later := streak.far_later_since()) is None else self._change(streak, *later)
 
-    def _change(self, streak: Streak, since: int, least_ns: float = 0.0) -> list[Streak]:
+    def _change(self, streak: Streak, since: int, least_ns: float) -> list[Streak]:
         """Ends a streak, and starts another one of a rank that is late, by so much at least, from that step on."""
         index = self._positions[streak.rank]
         before, self._over[index] = self._over.get(index, -1), since - 1

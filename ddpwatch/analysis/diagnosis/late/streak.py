@@ -7,19 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, log
-from operator import itemgetter
-from statistics import median
+from operator import itemgetter, mul
+from statistics import fmean, median
+from typing import NamedTuple
 
-from ddpwatch.analysis.diagnosis.late.bets import BETS, END, SHARES, SHIFTS, always_late, wins
+from ddpwatch.analysis.diagnosis.late.bets import BETS, END, always_late, wins
 from ddpwatch.analysis.diagnosis.late.residuals import spread
-from ddpwatch.analysis.diagnosis.late.trend import line_through
 
 KEEP_VALUES = 512  # newest watched steps that a streak remembers
 SHAPE_STEPS = 32  # watched ones, that its shape may be behind at most
 TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
-OFTEN, SELDOM = 0.8, 0.5  # shares of late steps: of one that is late all the time, and of one that is now and then
 FAR_LATER, ALL_LATER, FEWEST_CHANGED = 2.2, 6, 3  # times as late, in so many late steps, as in at least so many before
-FEWEST_BEFORE = 16  # watched steps that show how often it was late
 OUTLIER = 4.0  # times what is typical of a streak: such a late step is not one of it
 OUTLIER_STEPS = 64  # newest watched steps: outliers that all lie in them are a streak of their own
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
@@ -47,8 +45,7 @@ class Streak:
         open: Whether it lasts.
         named: The step in which it was found.
         noise_ns: The standard deviation of alike ranks' deviations then.
-        more: What bets in each step have won more than the best one, and since when.
-        changed: Whether the rank was late before it, too, but less, or less often.
+        changed: Whether the rank was late before it, too, but less.
         dissolved: Whether it was found only after such a change, so that it has no steps of its own.
     """
 
@@ -71,10 +68,8 @@ class Streak:
     _late: int = 0  # those of them that were late
     _won: list[float] = field(default_factory=lambda: [0.0] * (BETS + 1))  # the last one in the rhythm's steps
     _best: float = 0.0
-    more: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)] * len(SHIFTS))
     _due: int = 0  # watched steps, from which on its shape is to be worked out again
-    _noted: tuple[int, int, float] = (0, -1, 0.0)  # from what: ``watched``, ``until`` and ``typical_ns`` then
-    _shape: tuple[tuple[int, int, float], bool, float, int | None] = ((-1, -1, 0.0), True, 0.0, None)
+    _shape: tuple[bool, float, int | None] | None = None
 
     def limit(self, low: float) -> float:
         """Returns how late a step has to be, to belong to it."""
@@ -106,10 +101,6 @@ class Streak:
         self.chances.append((step, p))
         factors = wins(p)
         won, gains = self._won, list(map(log, factors))
-        at = max(range(BETS), key=won.__getitem__)
-        for dense, (score, since) in enumerate(self.more):
-            more = gains[dense * len(SHARES)] - gains[at]
-            self.more[dense] = (score + more, since) if score > 0 else (max(0.0, more), step)
         for bet, gain in enumerate(gains):
             won[bet] += gain
         if self.found_in is None:
@@ -118,8 +109,9 @@ class Streak:
             won[-1] += log(always_late(factors))
 
     def _note(self) -> None:
-        """Notes the shape of its steps up to now: all who ask see the same."""
-        self._noted = self.watched, self.until, self.typical_ns
+        """Has the shape of its steps up to now worked out: all who ask see the same."""
+        self._shape = None
+        self._described()
         self._due = self.watched + max(1, min(SHAPE_STEPS, self.watched // 16))
 
     @property
@@ -160,15 +152,6 @@ class Streak:
         known = {step for step, _, late in other.values if late}
         return len(late & known) / len(late) if late else 0.0
 
-    def outdoes(self, other: Streak) -> bool:
-        """Returns whether it is late in nearly every step, and another streak was only now and then before."""
-        return self.count >= OFTEN * self.watched and other.seldom_before(self.since)
-
-    def seldom_before(self, step: int) -> bool:
-        """Returns whether it was late only now and then before a step."""
-        before = [late for number, _, late in self.values if number < step]
-        return len(before) >= FEWEST_BEFORE and sum(before) <= SELDOM * len(before)
-
     def far_later_since(self) -> tuple[int, float] | None:
         """Returns the step since which it is far later than before, and by how much at least (ns); None if it is not.
 
@@ -189,17 +172,17 @@ class Streak:
     @property
     def constant(self) -> bool:
         """Whether nearly every step is late, as far as noise shows."""
-        return self._described()[1]
+        return self._described()[0]
 
     @property
     def late_ns(self) -> float:
         """How late it is: the median deviation of all its steps if it is constant, else of its late ones."""
-        return self._described()[2]
+        return self._described()[1]
 
     @property
     def period(self) -> int | None:
         """Every how many steps it strikes; None if that is not regular."""
-        return self._described()[3]
+        return self._described()[2]
 
     @property
     def own(self) -> float:
@@ -207,27 +190,19 @@ class Streak:
         varied = sorted(value for _, value, late in self.values if late or self.constant)
         return max(0.0, 1 - (self.noise_ns / spread(varied, 1.0)) ** 2)
 
-    @property
-    def by_chance(self) -> float:
-        """The share of its late steps that noise explains: it was early by that much as often."""
-        limit = min((value for _, value, late in self.values if late), default=0)
-        late = sum(late for _, _, late in self.values)
-        return min(1.0, sum(value <= -limit for _, value, _ in self.values) / late) if late and limit > 0 else 0.0
-
-    def _described(self) -> tuple[tuple[int, int, float], bool, float, int | None]:
-        """Returns what follows from its steps, worked out again when there are a few more."""
-        if self._shape[0] != self._noted:
-            _, until, typical = self._noted
-            values = [value for value in self.values if value[0] <= until][SHAPE_STEPS - KEEP_VALUES :]
+    def _described(self) -> tuple[bool, float, int | None]:
+        """Returns whether it is constant, how late it is, and its period."""
+        if self._shape is None:
+            values = [value for value in self.values if value[0] <= self.until][SHAPE_STEPS - KEEP_VALUES :]
             ordered = sorted(value for _, value, _ in values)
             low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
-            period = find_period(values, typical)  # also where most steps that are watched are late ones
-            constant = period is None and low >= CONSTANT_SHARE * typical
+            period = find_period(values, self.typical_ns)  # also where most steps that are watched are late ones
+            constant = period is None and low >= CONSTANT_SHARE * self.typical_ns
             if not constant and period is None and self.found_in is not None:
                 struck = [step % self.found_in[0] == self.found_in[1] for step, _, late in values if late]
                 period = self.found_in[0] if sum(struck) >= PERIOD_ON * len(struck) else None
-            late = float(median(ordered)) if constant and ordered else typical
-            self._shape = self._noted, constant, late, period
+            late = float(median(ordered)) if constant and ordered else self.typical_ns
+            self._shape = constant, late, period
         return self._shape
 
 
@@ -258,3 +233,25 @@ def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> i
         if on >= PERIOD_ON * typical_ns and off <= PERIOD_OFF * typical_ns and score > best:
             best, found = score, period
     return found
+
+
+class Line(NamedTuple):
+    """A straight line: its slope, the share of variance that it explains, and its end."""
+
+    slope: float
+    fit: float
+    last: int
+    end: float
+
+    def at(self, x: int) -> float:
+        """Returns its value there."""
+        return self.end - self.slope * (self.last - x)
+
+
+def line_through(points: Sequence[tuple[int, float]], last: int) -> Line:
+    """Returns the line of the least squares, up to ``last``."""
+    x, y = map(fmean, zip(*points, strict=True))
+    xs, ys = [at - x for at, _ in points], [value - y for _, value in points]
+    xx, xy, yy = sum(map(mul, xs, xs)), sum(map(mul, xs, ys)), sum(map(mul, ys, ys))
+    slope = xy / xx if xx else 0.0
+    return Line(slope, slope * xy / yy if yy else 0.0, last, y + slope * (last - x))
