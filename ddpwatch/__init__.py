@@ -5,7 +5,7 @@
 
     for step in ddpwatch.open_recording("run.mcap").steps(): ...
 
-Importing it loads neither torch nor textual. The first use of `watch` or `mark` loads torch.
+Importing it loads neither torch nor textual. The first use of `watch`, `count` or `mark` loads torch.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from ddpwatch.version import __version__
 
-__all__ = ["__version__", "mark", "open_recording", "watch"]
+__all__ = ["__version__", "count", "mark", "open_recording", "watch"]
 
 if TYPE_CHECKING:
     from ddpwatch.library import open_recording
-    from ddpwatch.probe.session import mark, watch
+    from ddpwatch.probe.session import count, mark, watch
 
-_HOMES = {"mark": "ddpwatch.probe.session", "watch": "ddpwatch.probe.session", "open_recording": "ddpwatch.library"}
+_HOMES = {
+    **dict.fromkeys(("count", "mark", "watch"), "ddpwatch.probe.session"),
+    "open_recording": "ddpwatch.library",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -73,6 +73,7 @@ class Trainer:
             self.data.train, config.batch_size(self.world.rank), self.world, config.seed, self.faults.at_input
         )
         self.step = 0
+        self.on_batch: Callable[[Tensor], None] = lambda inputs: None
 
     def fit(self) -> TrainResult:
         """Train until ``config.steps``, or until ``must_stop``."""
@@ -96,6 +97,7 @@ class Trainer:
         total = torch.zeros((), device=self.world.device)
         for micro in range(1, self.config.accumulate + 1):
             inputs, targets = next(batches)
+            self.on_batch(inputs)
             # Forward belongs inside as well: DDP decides there whether this backward will synchronise.
             with self._synchronisation(micro):
                 loss = self.loss(self.strategy.forward, inputs, targets) / self.config.accumulate

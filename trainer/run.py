@@ -14,7 +14,7 @@ from trainer.distributed import World, process_group
 from trainer.loop import Trainer, TrainResult, checkpoint_setup
 from trainer.stopping import stop_on_signal
 from trainer.task import build_task
-from trainer.watching import watched
+from trainer.watching import count_tokens, watched
 
 
 def train(config: TrainConfig, watch: bool = False, record: Path | None = None) -> TrainResult:
@@ -35,6 +35,8 @@ def train(config: TrainConfig, watch: bool = False, record: Path | None = None) 
         trainer = Trainer(config, world, task, agreement.before)
         if found is not None:
             trainer.restore(found)
+        if watch or record:
+            trainer.on_batch = count_tokens
         with watched(trainer.strategy, record) if watch or record else nullcontext():
             result = trainer.fit()
         return _finish(trainer, result)

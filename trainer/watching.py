@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from torch import Tensor
+
 from trainer.instrument import NullInstrument
 from trainer.strategies import Strategy
 
@@ -28,6 +30,14 @@ def watched(strategy: Strategy, record: Path | None = None) -> Iterator[None]:
             strategy.watch_with(handle.recorder, handle.layout)
             yield
             strategy.watch_with(NullInstrument(), lambda names, buckets: None)
+
+
+def count_tokens(inputs: Tensor) -> None:
+    """Count a batch of text."""
+    from ddpwatch import count
+
+    if not inputs.is_floating_point():
+        count(tokens=inputs.numel())
 
 
 def _where_to_look() -> str:

@@ -99,6 +99,25 @@ def phases_figures(found: Estimate) -> dict[str, float | None]:
     return {phase: to_ms(found.phases_ns.get(phase)) for phase in PHASES}
 
 
+class ThroughputFigures(Figures, frozen=True, kw_only=True):
+    """What all ranks get done together (`ddpwatch.analysis.throughput`): in a mean step, and in a second.
+
+    ``ranks`` have counted. FLOPs are the model's, as ``flops_by`` says. MFU is their share of ``peak_flops_s``, which
+    all devices together can do at best.
+    """
+
+    ranks: int
+    samples_per_step: float | None
+    tokens_per_step: float | None
+    flops_per_step: float | None
+    flops_by: str
+    samples_s: float | None
+    tokens_s: float | None
+    flops_s: float | None
+    peak_flops_s: float | None
+    mfu: float | None
+
+
 class GroupFigures(Figures, frozen=True):
     """A process group."""
 
@@ -222,6 +241,7 @@ class Report(Figures, frozen=True):
     lost: LostFigures
     incidents: Sequence[IncidentFigures]
     verdict: VerdictFigures
+    throughput: ThroughputFigures | None
     recording: RecordingFigures | None = None
     notes: Sequence[Finding] | None = None
     findings: Sequence[Finding] | None = None

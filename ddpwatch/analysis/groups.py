@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ KEEP_GROUPS = 65_536  # a job of 1,024 ranks has some thousands
 # What groups are called in short, by `Group.kind`: those of DDP and FSDP2, and the group of all ranks
 _SHORT = {"data parallel": "dp", "sharding": "shard", "replication": "replicate", "all ranks": "world"}
 _PLAIN = ("world", "own")  # they say nothing of what is parallel
+_OF_ONE_MODEL = ("pp", "tp")
 _OUTERMOST = ("pp", "replicate", "dp", "shard", "cp", "ep", "tp")  # as meshes mostly have them
 
 
@@ -106,6 +107,16 @@ class Groups:
         if len(named) == 1 and named[0].size == self.world_size and named[0].name in _SHORT.values():
             return ""  # plain DDP or FSDP2
         return (" × " if prod(role.size for role in named) == self.world_size else ", ").join(map(str, named))
+
+    def replicas(self, ranks: Iterable[int]) -> dict[int, int]:
+        """Returns the lowest rank of each rank's replica of the model, which tensor and pipeline parallelism split."""
+        lowest = {rank: rank for rank in ranks}
+        parts = [group.ranks for group in self._known.values() if self.role(group.id).name in _OF_ONE_MODEL]
+        for _ in _OF_ONE_MODEL:
+            for members in parts:
+                first = min(lowest.get(rank, rank) for rank in members)
+                lowest |= {rank: min(lowest[rank], first) for rank in members if rank in lowest}
+        return lowest
 
     def known(self) -> list[Group]:
         """Returns the groups that were reported, by id."""

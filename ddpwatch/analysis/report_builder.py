@@ -293,6 +293,7 @@ class ReportBuilder:
             lost=self._run.lost(),
             incidents=self._run.incidents(),
             verdict=self._verdict(found),
+            throughput=self._run.throughput.figures(found.step_ns),
             explained=self._run.explanations.all(),
             rest_after={phase: ns / self._rest.total() for phase, ns in self._rest.most_common()},
         )

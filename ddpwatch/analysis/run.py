@@ -20,6 +20,7 @@ from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import KeptSteps, StepLimit
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
+from ddpwatch.analysis.throughput import Throughput
 from ddpwatch.analysis.window import Summary
 from ddpwatch.wire.messages import (
     Beat,
@@ -60,6 +61,7 @@ class Run:
         clocks: The ranks' clocks; of several, steps are on one time line where possible.
         newest: By rank, the number of its newest step among all ranks, which may count otherwise.
         explanations: Why ranks are late, as far as somebody has asked.
+        throughput: What it gets done.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Run:
         self.clocks = ClockDomains()
         self.newest: dict[int, int] = {}
         self.explanations = Explanations()
+        self.throughput = Throughput(self.groups)
         self._diagnosis = Diagnosis(self.layouts, self.groups, source) if diagnosed else None
         self._matcher = StepMatcher(self.groups.members)
         self._selected = expected
@@ -93,6 +96,7 @@ class Run:
             self._diagnosis.apply_message(message, received_ns)
         if isinstance(message, Step):
             return self._add_steps(self._matcher.add_step(message), message, frame)
+        self.throughput.apply_message(message)
         if isinstance(message, Hello):
             self.clocks.meet(message)
             self.groups.apply_message(message)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddpwatch.collector.host_counters import PROC, processes, stat_of
+from ddpwatch.collector.host_counters import CGROUPS, PROC, processes, stat_of
+from ddpwatch.collector.memory_left import KIB, MemoryLeft
 from ddpwatch.run.regular import read_counters
 from ddpwatch.wire.messages import RankSample
 
@@ -35,10 +36,12 @@ class RankSampler:
 
     Args:
         proc: Where the kernel shows processes.
+        cgroups: Where it shows cgroups.
     """
 
-    def __init__(self, proc: Path = PROC) -> None:
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
         self._proc = str(proc)
+        self._memory = MemoryLeft(proc, cgroups)
         self._seen: dict[int, _Seen] = {}
         self._children = Children(self._proc)
 
@@ -51,6 +54,7 @@ class RankSampler:
         self._seen = {rank: seen for rank, seen in self._seen.items() if pids.get(rank) == seen.pid}
         most = min(MOST_THREADS, max(MOST_READS // max(len(pids), 1), 1))
         self._children.look(pids.values())
+        self._memory.keep(set(pids.values()))
         samples = (self._sample(rank, pid, most) for rank, pid in pids.items())
         return [sample for sample in samples if sample is not None]
 
@@ -78,7 +82,9 @@ class RankSampler:
             run_ns=run_ns,
             wait_ns=wait_ns,
             preempted=None if preempted is None or before.preempted is None else max(preempted - before.preempted, 0),
-            swapped_bytes=None if swapped is None else 1024 * swapped,
+            swapped_bytes=None if swapped is None else KIB * swapped,
+            memory_bytes=_memory(status),
+            memory_left_bytes=self._memory.left(pid),
             **_worked(before.workers, workers),
         )
 
@@ -164,6 +170,13 @@ def _times(path: str) -> tuple[int, int] | None:
     if len(fields) < 3 or not (fields[0].isdigit() and fields[1].isdigit()) or fields[2] == b"0":
         return None
     return int(fields[0]), int(fields[1])
+
+
+def _memory(status: Mapping[bytes, int]) -> int | None:
+    """Returns what a process alone can free (bytes): without files' pages; None if the kernel does not say."""
+    if b"RssAnon" not in status:
+        return None
+    return KIB * sum(status.get(name, 0) for name in (b"RssAnon", b"RssShmem", b"VmSwap"))
 
 
 def _numbers(status: bytes) -> dict[bytes, int]:

@@ -113,6 +113,17 @@ def size(nbytes: float | None) -> str:
     return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
+def short_count(value: float | None, gap: str = "") -> str:
+    """Returns three digits, the gap, and the prefix of a power of 1,000: ``12.3k``, ``989 T``; or a dash."""
+    if value is None:
+        return UNKNOWN
+    prefixes = ["", "k", "M", "G", "T", "P", "E"]
+    while value >= 999.5 and len(prefixes) > 1:
+        value /= 1000
+        prefixes.pop(0)
+    return f"{three_digits(value)}{gap}{prefixes[0]}"
+
+
 def duration(seconds: float) -> str:
     """Returns a duration in the unit that suits it: ``2.9 s``, ``32 min``, ``5.2 h``."""
     if seconds < 120:

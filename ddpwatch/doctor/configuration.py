@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpwatch.common.peak_flops import PEAK, parse_peak
 from ddpwatch.doctor.check import Check, Section
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.limits import limits_from_environment
@@ -19,8 +20,8 @@ SECRET = "DDPWATCH_ANONYMIZE_KEY"
 INTERNAL = ("DDPWATCH_RUN", "DDPWATCH_RECORD", "DDPWATCH_STARTUP")  # `ddpwatch run` sets them for its job
 VARIABLES = (
     "DDPWATCH", "DDPWATCH_CONFIG", "DDPWATCH_DETAIL", "DDPWATCH_DIR", EXPLAIN, "DDPWATCH_IFNAME",
-    "DDPWATCH_ON_INCIDENT", "DDPWATCH_PORTS", "DDPWATCH_RECORD_DIR", "DDPWATCH_SECRET_FILE", "DDPWATCH_SSH", SECRET,
-    *LIMITS, *INTERNAL,
+    "DDPWATCH_ON_INCIDENT", PEAK, "DDPWATCH_PORTS", "DDPWATCH_RECORD_DIR", "DDPWATCH_SECRET_FILE", "DDPWATCH_SSH",
+    SECRET, *LIMITS, *INTERNAL,
 )  # fmt: skip
 _section = Section("configuration")
 
@@ -63,6 +64,8 @@ def _trouble(name: str, value: str) -> tuple[str, str] | None:
         return "nothing is explained by itself", f"the only value is {FIRST_INCIDENT}"
     if name == "DDPWATCH_DETAIL":
         return _trouble_of_detail(value)
+    if name == PEAK and not parse_peak(value):
+        return "no number of TFLOP/s above 0: it is ignored", "give what a device of the job does at best, e.g. 989"
     if name in LIMITS:
         return _trouble_of_limit(name, value)
     return None

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ddpwatch.analysis.buckets import BucketSummary, BucketTable
 from ddpwatch.analysis.diagnosis.incident_json import lost_row
+from ddpwatch.analysis.figures import ThroughputFigures
 from ddpwatch.analysis.window import Summariser, Summary
 from ddpwatch.common.text import clean
 from ddpwatch.common.units import NS_PER_S
@@ -57,6 +58,10 @@ METRICS = (
     Metric("ranks", "", "Ranks, by status", ("status",)),
     Metric("steps", "", "Steps taken by the rank that is furthest ahead", counter=True),
     Metric("step", "seconds", "Mean step, over the newest full steps"),
+    Metric("samples", "per_second", "Samples that all ranks train on, as they or their DataLoaders count"),
+    Metric("tokens", "per_second", "Tokens that all ranks train on, as they count"),
+    Metric("model_flops", "per_second", "FLOPs of the model, as ranks count or 6 × parameters × tokens"),
+    Metric("mfu", "ratio", "Model FLOPs utilisation: their share of what all devices can do at best"),
     Metric("phase", "seconds", "What a mean step spends in each phase", ("phase",)),
     Metric("communication", "seconds", "Communication of a mean step"),
     Metric("exposed_communication", "seconds", "Communication of a mean step that no compute hides"),
@@ -130,6 +135,7 @@ class Meter:
         recent = state.recent()
         summary = self._summariser.summarise(state.window())
         yield from _times(summary)
+        yield from _throughput(state.throughput(summary.step_ns))
         yield from _late(summary)
         while not self._buckets.update(recent):
             pass
@@ -159,6 +165,14 @@ def _times(summary: Summary) -> Iterator[Row]:
     yield Row("communication", _scaled(summary.estimate.comm_ns, 1 / NS_PER_S))
     yield Row("exposed_communication", _scaled(summary.exposed_ns, 1 / NS_PER_S))
     yield Row("overlap", summary.estimate.overlap)
+
+
+def _throughput(found: ThroughputFigures | None) -> Iterator[Row]:
+    if found is not None:
+        yield Row("samples", found.samples_s)
+        yield Row("tokens", found.tokens_s)
+        yield Row("model_flops", found.flops_s)
+        yield Row("mfu", found.mfu)
 
 
 def _collectives(rows: Sequence[BucketSummary]) -> Iterator[Row]:

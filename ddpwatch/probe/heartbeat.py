@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from ddpwatch.probe.activity import NOTHING, Doing
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Trained
 
 EVAL_PAUSE_NS = 30_000_000_000  # between two forwards of a validation, if the model stays in training mode
 
@@ -31,6 +31,8 @@ class Heartbeat:
         recorder: Read for the phase.
         watched: The modules.
         doing: What the rank waits for or does outside its steps.
+        trained: What it has counted.
+        memory: What it uses of a GPU's memory.
 
     Attributes:
         last_hook: The newest parameter with a gradient, as far as steps that were sent say.
@@ -42,12 +44,16 @@ class Heartbeat:
         recorder: StepRecorder,
         watched: Callable[[], Iterable[Watched]] = tuple,
         doing: Callable[[], Doing] = lambda: NOTHING,
+        trained: Callable[[], Trained | None] = lambda: None,
+        memory: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.last_hook: int | None = None
         self._rank = rank
         self._recorder = recorder
         self._watched = watched
         self._doing = doing
+        self._trained = trained
+        self._memory = memory
 
     def beat(self, now: int, dropped: int) -> Beat:
         """Returns the heartbeat of now."""
@@ -70,6 +76,8 @@ class Heartbeat:
             activity=activity,
             activity_since_ns=since_ns,
             dropped=dropped,
+            trained=self._trained(),
+            **self._memory(),
         )
 
     def _modules(self) -> list[Watched]:

@@ -9,6 +9,7 @@ import sys
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddpwatch.common.peak_flops import PEAK, parse_peak
 from ddpwatch.run import clock, rundir
 from ddpwatch.wire.messages import Hello
 
@@ -56,6 +57,7 @@ def hello_of(
         script=as_text(rundir.script_name(sys.argv[0]), 1024),
         ddp=flags,
         threads=torch.get_num_threads(),
+        peak_flops=parse_peak(os.environ.get(PEAK, "")),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
     )
 

@@ -45,8 +45,19 @@ from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.send_queue import SendQueue
 from ddpwatch.probe.sender import Sender
+from ddpwatch.probe.trained import TrainedCounter, gpu_memory
 from ddpwatch.sampling.schedule import SamplingSchedule, schedule_of
-from ddpwatch.wire.messages import NO_LONGER_WATCHED, WATCHING, BucketLayout, Bye, EndReason, Feature, Layout, Mark
+from ddpwatch.wire.messages import (
+    NO_LONGER_WATCHED,
+    WATCHING,
+    BucketLayout,
+    Bye,
+    EndReason,
+    Feature,
+    Layout,
+    Mark,
+    Trained,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -87,7 +98,10 @@ class ProbeSession:
         self.recorder = StepRecorder(
             self.queue.add_step, cpu_clock=self.queue.job_cpu_ns, on_validation=self._mark_validation
         )
-        heartbeat = Heartbeat(self.rank, self.recorder, lambda: list(self._probes), self._doing)
+        self._trained = TrainedCounter(lambda: self.recorder.steps)
+        heartbeat = Heartbeat(
+            self.rank, self.recorder, lambda: list(self._probes), self._doing, self._counted, self._gpu_memory
+        )
         self.sender = Sender(self.rank, self.queue, self.recorder, self._rendezvous, self.guard, heartbeat)
         self._gave_up_ns = 0  # when an error of ddpwatch's ended the watching
         self._started = False
@@ -275,6 +289,16 @@ class ProbeSession:
         """Adds a named moment to this rank's timeline."""
         self.queue.post(Mark(rank=self.rank, name=as_text(name, 1024), start_ns=time.monotonic_ns()))
 
+    def count(self, samples: object, tokens: object, flops: object) -> None:
+        """Adds to what this rank trains on."""
+        self.guard.run("counts", self._trained.count, samples, tokens, flops)
+
+    def _counted(self) -> Trained | None:
+        return self.guard.run("counts", self._trained.so_far)
+
+    def _gpu_memory(self) -> dict[str, int]:
+        return self.guard.run("memory", gpu_memory, self._gpu) or {}
+
     def _mark_validation(self, start: int, end: int) -> None:
         self.guard.run("validations", self._post_validation, start, end)
 
@@ -297,6 +321,8 @@ class ProbeSession:
         if self.active:
             if (thread := threading.get_ident()) != self._activity.thread:
                 self._activity.thread = self.sender.stacks.thread = thread
+            if self._trained.loader is not None:
+                self.guard.run("counts", self._trained.end_update)
             if self.loop is not None:
                 self.loop.optimizer_end(optimizer)
                 return
@@ -311,6 +337,7 @@ class ProbeSession:
     def _data_wait(self, loader: Callable[[], object], start: int, end: int) -> None:
         if self.active:
             (self.loop or self.recorder).data_wait(loader, start, end)
+            self.guard.run("counts", self._trained.take_batch, loader)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -643,3 +670,17 @@ def mark(name: str) -> None:
     """Adds a named moment to this rank's timeline, e.g. ``ddpwatch.mark("checkpoint")``. Free when unwatched."""
     if _session is not None and _session.active:
         _session.guard.run("marks", _session.mark, name)
+
+
+def count(*, samples: float | None = None, tokens: float | None = None, flops: float | None = None) -> None:
+    """Counts what this rank has just trained on, or is about to: once per batch, on any thread. Free when unwatched.
+
+    Ranks that hold parts of one model (tensor or pipeline parallel) train on the same batch: all may count it.
+
+    Args:
+        samples: In the batch. Without it, batches of the DataLoader times its batch size are counted.
+        tokens: In the batch.
+        flops: What the whole model computes for the batch, forward and backward. Without it, 6 × parameters × tokens.
+    """
+    if _session is not None and _session.active:
+        _session.count(samples, tokens, flops)

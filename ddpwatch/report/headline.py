@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ddpwatch.analysis.figures import OverlapFigures, Report
 from ddpwatch.analysis.means import ENOUGH_FULL
-from ddpwatch.common.text import UNKNOWN, adding_up, number, percent, plus_minus
+from ddpwatch.common.text import UNKNOWN, adding_up, number, percent, plus_minus, short_count
 
 
 def step_sentence(report: Report) -> str:
@@ -35,6 +35,25 @@ def rests_on(report: Report) -> str:
     full, steps = report.steps.full, report.steps.averaged
     few = f", of {ENOUGH_FULL} needed: too few steps" if 0 < full < ENOUGH_FULL else ""
     return f"from the {full} of {steps} steps that are timed in full{few}"
+
+
+def throughput_sentence(report: Report) -> str:
+    """Returns what the job gets done, and what that rests on; empty if nothing is counted."""
+    done, ranks = report.throughput, report.run.world_size
+    if done is None:
+        return ""
+    found = [
+        f"{short_count(rate)} {what}/s ({short_count(per_step)} a step)"
+        for what, rate, per_step in (
+            ("samples", done.samples_s, done.samples_per_step),
+            ("tokens", done.tokens_s, done.tokens_per_step),
+        )
+        if per_step is not None
+    ]
+    if done.flops_per_step is not None:
+        of_peak = "" if done.peak_flops_s is None else f" of {short_count(done.peak_flops_s, ' ')}FLOP/s"
+        found.append(f"MFU {percent(done.mfu, 1)}{of_peak}: {short_count(done.flops_s, ' ')}FLOP/s by {done.flops_by}")
+    return f"throughput: {', '.join(found) or UNKNOWN}; counted by {done.ranks} of {ranks or UNKNOWN} ranks"
 
 
 def exposed_parts(overlap: OverlapFigures) -> dict[str, str]:
@@ -66,6 +85,7 @@ def tiles(report: Report) -> Mapping[str, str]:
         "exposed": f"{_exposed(overlap)} ms",
         **{name: f"{text} ms" for name, text in exposed_parts(overlap).items()},
         "communication is": rests_on(report),
+        **({"throughput": text.removeprefix("throughput: ")} if (text := throughput_sentence(report)) else {}),
     }
 
 

@@ -16,6 +16,7 @@ from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.kept_steps import KEPT
+from ddpwatch.analysis.throughput import throughput_text
 from ddpwatch.analysis.window import summarise
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, plus_minus
 from ddpwatch.common.units import to_ms
@@ -131,13 +132,19 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(rate, 2):>6}  "
         f"{number(to_ms(step_ns)):>8}  {percent(overlap):>7}  {exposed.replace(' ', ''):>10}  "
-        f"{_full(known):>11}  {_notes(state)}{clean(found.text)}"
+        f"{_full(known):>11}  {_notes(state)}{_throughput(state, step_ns)}{clean(found.text)}"
     )
 
 
 def _full(known: Estimate) -> str:
     """Returns from how many steps, and of how many, what is exposed is known."""
     return f"{known.full}/{known.steps}" if known.steps else UNKNOWN
+
+
+def _throughput(state: RunState, step_ns: float | None) -> str:
+    """Returns what the newest steps get done; empty if that is not known."""
+    text = throughput_text(state.throughput(step_ns))
+    return f"{text}; " if text else ""
 
 
 def _notes(state: RunState) -> str:

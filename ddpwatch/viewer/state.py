@@ -23,6 +23,7 @@ from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.explanation import Explanations
+from ddpwatch.analysis.figures import ThroughputFigures
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import KeptSteps
 from ddpwatch.analysis.layouts import Layouts
@@ -276,6 +277,10 @@ class RunState:
         if beat is not None and beat.phase == "sync" and beat.at_ns - beat.since_ns > WAITING_NS:
             return RankStatus.WAITING
         return RankStatus.RUNNING
+
+    def throughput(self, step_ns: float | None) -> ThroughputFigures | None:
+        """Returns what the newest steps get done, given what they take; None if nothing is counted."""
+        return self._run.throughput.figures(step_ns, newest=True)
 
     def verdict(self, summary: Summary, incidents: Sequence[Incident], lost: LostTime | None = None) -> Verdict:
         """Returns what matters most now, given the figures of the newest steps, all incidents, and what is lost."""

@@ -53,7 +53,7 @@ NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on afte
 Feature = Literal[
     "watching", "bucket layouts", "ready times", "process groups", "collectives", "own collectives", "buffer waits",
     "validations", "data waits", "saves", "compilations", "garbage collections", "marks", "stacks", "heartbeats",
-    "closing", "stack samples",
+    "closing", "stack samples", "counts", "memory",
 ]  # fmt: skip
 FEATURES: Final[tuple[str, ...]] = get_args(Feature)
 WATCHING: Final = "watching"
@@ -81,7 +81,8 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True, omit_de
     ``pid_ns`` (the Linux pid namespace), ``pid`` and ``start_ticks`` (its start, in clock ticks since boot) name its
     process. Sent again to a collector that was started again. ``previous`` is the run that the job was before torchrun
     started this host's ranks again: after a failure, or when a node left or joined. ``threads`` are those of torch's
-    operations on a CPU, ``cores`` how many the rank may use; 0 if that is not known.
+    operations on a CPU, ``cores`` how many the rank may use; 0 if that is not known. ``peak_flops`` is what its device
+    does at best in a second (FLOP/s), where the job's environment says that.
     """
 
     run_id: Name
@@ -108,6 +109,7 @@ class Hello(msgspec.Struct, tag="hello", tag_field="type", kw_only=True, omit_de
     previous: Name = ""
     threads: Count = 0
     cores: Count = 0
+    peak_flops: float = 0.0
 
 
 class Group(msgspec.Struct, tag="group", tag_field="type", kw_only=True, omit_defaults=True):
@@ -263,6 +265,15 @@ class Step(msgspec.Struct, tag="step", tag_field="type", kw_only=True, omit_defa
                 raise ValueError("bucket columns differ in length")
 
 
+class Trained(msgspec.Struct, array_like=True, gc=False):
+    """What a rank has trained on before its step ``step``; None of what it does not count. FLOPs are the model's."""
+
+    step: Count
+    samples: Count | None = None
+    tokens: Count | None = None
+    flops: Annotated[float, Meta(ge=0)] | None = None
+
+
 class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True, omit_defaults=True):
     """A rank's sign of life, about twice a second: where it is now, and which buckets it waits for.
 
@@ -273,6 +284,9 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True, omit_defa
     ``activity`` is what the rank does besides, since ``activity_since_ns``, and what may last: ``data`` (a wait for the
     DataLoader), ``save`` (``torch.save`` and others), ``compile``, ``validation``, ``graph`` (CUDA graphs, in which no
     hook runs), and `NO_LONGER_WATCHED`.
+
+    ``trained`` is None until it counts something. Of its GPU's memory, torch's allocator has ``memory_reserved`` bytes.
+    Tensors use ``memory_allocated`` of them, and once used ``memory_peak``.
     """
 
     rank: Rank
@@ -287,6 +301,10 @@ class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True, omit_defa
     activity: Name = ""
     activity_since_ns: Ns = 0
     dropped: Count = 0
+    trained: Trained | None = None
+    memory_allocated: Count | None = None
+    memory_reserved: Count | None = None
+    memory_peak: Count | None = None
 
 
 class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defaults=True):
@@ -518,6 +536,9 @@ class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=Tr
     the thread that wanted to run longest. ``preempted`` counts how often the main thread had to give up its core,
     ``swapped_bytes`` is how much of the rank's memory is swapped out. Of ranks that the collector can see, on Linux.
 
+    ``memory_bytes`` is the memory that only the rank's end or itself can free: all but files' pages. Its cgroup or host
+    has ``memory_left_bytes`` more before it is full.
+
     ``workers`` is how many DataLoader workers the rank has: together they ran ``workers_run_ns``, were ready to run for
     ``workers_wait_ns`` more, and read ``workers_read_bytes`` from disks; None without any.
     """
@@ -529,6 +550,8 @@ class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=Tr
     wait_ns: Count | None = None
     preempted: Count | None = None
     swapped_bytes: Count | None = None
+    memory_bytes: Count | None = None
+    memory_left_bytes: Count | None = None
     workers: Count | None = None
     workers_run_ns: Count | None = None
     workers_wait_ns: Count | None = None

@@ -97,6 +97,7 @@ def check_report(file: Path, steps: int) -> None:
     assert 0 <= report["overlap"]["ratio"] <= 1
     assert report["steps"]["warmup"] == 1
     assert not report["recording"]["cut_tail"]
+    assert (report["throughput"]["samples_per_step"], report["throughput"]["tokens_per_step"]) == (4, 256)
 
 
 def messages_of(file: Path, kind: type) -> list:

@@ -19,6 +19,7 @@ from ddpwatch.analysis.diagnosis.incident import (
     Evidence,
     Incident,
     LostTime,
+    MemoryFigures,
     StackGroup,
 )
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
@@ -166,6 +167,7 @@ ALL = Evidence(
     longest_ms=2000.0, ranks=8, unwatched=True, beyond_tail=False, denied=True,
     ends={1: End("killed", "SIGKILL", 9, 199, "backward", [1], 0)}, hung=[2], steps=20, share_of_step=0.234,
     bucket_place="last", reductions=4, growth=0.15, longer=0.44, slower=1.7, busbw_gbps=[5.0, 3.0],
+    memory=MemoryFigures("host", 9 << 30, 1e6, 2 << 30, 2147),
     device=DeviceFigures(
         cause="wait", host="node-a", value=0.8369, before=0.02, peers=0.01, rank=1,
         figures=dict.fromkeys((*RANK_FIELDS, *GPU_FIELDS, *HOST_FIELDS), 0.5), also=["12 % of CPU time stolen"],

@@ -84,6 +84,24 @@ class StackGroup(msgspec.Struct, frozen=True):
     frames: Sequence[str]
 
 
+class MemoryFigures(msgspec.Struct, frozen=True):
+    """How a rank's memory grows.
+
+    Attributes:
+        of: ``host`` or ``gpu``.
+        used_bytes: By the rank, at the end.
+        step_bytes: By how much that grows in a step.
+        left_bytes: What is left before the cgroup, the host or the GPU is full.
+        steps_left: For how many steps that lasts, if it goes on; other ranks that grow there take their part.
+    """
+
+    of: str
+    used_bytes: int
+    step_bytes: float
+    left_bytes: int
+    steps_left: int
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Figures that an incident rests on, in the order of the JSON; None, and not there, what its kind does not rest on.
 
@@ -113,6 +131,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         longer: By how much a step is longer, as a share of those before.
         slower: How many times as long transfers take.
         busbw_gbps: Their bandwidth before and since.
+        memory: What of the memory grows, and how soon it is full.
         device: The cause outside the job.
     """
 
@@ -145,6 +164,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     longer: float | None = None
     slower: float | None = None
     busbw_gbps: Sequence[float] | None = None
+    memory: MemoryFigures | None = None
     device: DeviceFigures | DeniedTime | None = None
 
     def __or__(self, other: Evidence) -> Evidence:

@@ -18,6 +18,7 @@ Kind = Literal[
     "slow_device",
     "too_many_threads",
     "slow_host",
+    "memory",
     "hang",
     "death",
     "not_reduced",
@@ -74,6 +75,8 @@ KINDS: Final[dict[Kind, KindOf]] = {
     "too_many_threads": KindOf("T", "too many threads"),
     # Most ranks of one host are late
     "slow_host": KindOf("M", "slow host", late=True, blames=True, comes_back=True),
+    # A rank takes more and more memory
+    "memory": KindOf("G", "memory grows", comes_back=True),
     # A rank does not go on
     "hang": KindOf("H", "hang"),
     # A rank ended before it finished

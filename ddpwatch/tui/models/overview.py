@@ -16,6 +16,7 @@ from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict
 from ddpwatch.analysis.diagnosis.words.why_unwatched import NOT_KNOWN, Why
 from ddpwatch.analysis.diagnosis.words.wording import ACTIVITIES, LIVE_PHASES
+from ddpwatch.analysis.figures import ThroughputFigures
 from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.sampling.cost import Cost
@@ -116,6 +117,7 @@ class Overview:
         off: What ddpwatch has stopped seeing, in a few words.
         clock_error_ns: How far lateness may be off because hosts have clocks of their own; None on one clock.
         buffers: Whether ranks wait for DDP's buffers: that makes them late, and is no rank's own lateness.
+        throughput: What the newest steps get done.
     """
 
     link: LinkState = LinkState()
@@ -149,6 +151,7 @@ class Overview:
     off: str = ""
     clock_error_ns: int | None = None
     buffers: bool = False
+    throughput: ThroughputFigures | None = None
 
     @property
     def slowest(self) -> Incident | None:
@@ -230,6 +233,7 @@ class OverviewBuilder:
             off=", ".join(off.label for off in state.off.found()),
             clock_error_ns=newest.skew.error if newest and state.clocks.several and newest.comparable else None,
             buffers=shown is not None and any(map(buffer_waits, islice(shown.ranks.values(), 1))),
+            throughput=state.throughput(summary.step_ns),
         )
 
     def due(self, state: RunState) -> bool:

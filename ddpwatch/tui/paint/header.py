@@ -11,6 +11,7 @@ from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.verdict import Severity
+from ddpwatch.analysis.throughput import throughput_text
 from ddpwatch.common.text import UNKNOWN, ms, percent, plus_minus, size, three_digits, with_unit
 from ddpwatch.recording.seek import duration_text
 from ddpwatch.sampling.cost import NO_COST
@@ -225,11 +226,18 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
     return [
         Field(f"step {step}", f"step {step}", 0, of_steps, _spark([point.step_ns for point in newest], cells)),
         Field(rate, rate, 3, of_steps) if model.standstill_ns is None else _standstill(model.standstill_ns),
+        *_throughput(model, of_steps),
         Field(overlap, overlap, 1, of_timed, _spark([point.overlap for point in newest], cells, 1.0)),
         Field(surely + in_full, exposed + in_short, 1, style, _spark([point.exposed_ns for point in newest], cells)),
         _slowest(model, _spark([point.late_ns for point in newest], cells)),
         *(_health(model) if width >= _ROOMY else ()),
     ]
+
+
+def _throughput(model: Overview, style: str) -> list[Field]:
+    """Returns what the job gets done, if that is known and it goes on."""
+    text = throughput_text(model.throughput) if model.standstill_ns is None else ""
+    return [Field(text, text, 3, style)] if text else []
 
 
 def _standstill(ns: int) -> Field:

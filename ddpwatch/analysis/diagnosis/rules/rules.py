@@ -9,6 +9,7 @@ from ddpwatch.analysis.diagnosis.rules.buffers import Buffers
 from ddpwatch.analysis.diagnosis.rules.exposed_comm import ExposedComm
 from ddpwatch.analysis.diagnosis.rules.imbalance import Imbalance
 from ddpwatch.analysis.diagnosis.rules.layouts_differ import LayoutsDiffer
+from ddpwatch.analysis.diagnosis.rules.memory_growth import MemoryGrowth
 from ddpwatch.analysis.diagnosis.rules.not_reduced import NotReduced
 from ddpwatch.analysis.diagnosis.rules.ranks_apart import RanksApart
 from ddpwatch.analysis.diagnosis.rules.repeated_reduction import RepeatedReduction
@@ -19,7 +20,7 @@ from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.rules.too_many_threads import TooManyThreads
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 from ddpwatch.analysis.launch_skew import least_exposed
-from ddpwatch.wire.messages import Hello, Layout, Message
+from ddpwatch.wire.messages import Beat, Device, Hello, Layout, Message, RankSample
 
 
 class Rules:
@@ -42,6 +43,7 @@ class Rules:
         self._apart = RanksApart()
         self._reduced = NotReduced()
         self._layouts = LayoutsDiffer()
+        self._memory = MemoryGrowth()
 
     def apply_message(self, message: Message) -> None:
         """Takes any message but steps."""
@@ -49,6 +51,9 @@ class Rules:
             self._layouts.add_layout(message)
         elif isinstance(message, Hello):
             self._threads.add_hello(message)
+            self._memory.add_hello(message)
+        elif isinstance(message, (Beat, RankSample, Device)):
+            self._memory.apply_message(message)
 
     def add_step(self, facts: StepFacts) -> None:
         """Takes the next step."""
@@ -86,4 +91,5 @@ class Rules:
             *self._apart.incidents(),
             *self._reduced.incidents(),
             *self._layouts.incidents(),
+            *self._memory.incidents(),
         ]

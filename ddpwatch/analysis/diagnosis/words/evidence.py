@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, End, Evidence
+from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, End, Evidence, MemoryFigures
 from ddpwatch.analysis.diagnosis.words.wording import (
     how_ended,
     ms_named,
@@ -102,6 +102,10 @@ def _issued(counts: Mapping[int, int]) -> list[str]:
     return [f"collectives issued: {', '.join(f'{count} by rank {rank}' for rank, count in [*counts.items()][:16])}"]
 
 
+def _memory(memory: MemoryFigures) -> list[str]:
+    return [f"it uses {size(memory.used_bytes)}", f"{size(memory.left_bytes)} are left there"]
+
+
 def _ends(ends: Mapping[int, End]) -> list[str]:
     return [
         f"rank {rank} " + ("finished" if end.reason == "finished" else how_ended(end.reason, end.detail, end.signal))
@@ -169,6 +173,7 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "longer": _share("a step takes {} longer than before"),
     "slower": lambda times: [f"transfers take {times:.1f} times as long as before"],
     "busbw_gbps": lambda rates: ["bus bandwidth: {} GB/s before, {} GB/s since".format(*map(three_digits, rates))],
+    "memory": _memory,
     "device": _device,
 }
 assert {*SENTENCES, *ELSEWHERE} == set(Evidence.__struct_fields__), "each figure has its sentence"

@@ -251,6 +251,14 @@ def _death(incident: Incident, places: JobPlaces) -> str:
     return f"read the traceback of {ranks_named(incident.ranks)} in the job's output"
 
 
+def _memory_grows(incident: Incident, places: JobPlaces) -> str:
+    """Returns how to find what keeps memory: by torch's own record of a GPU's, by Python's of the host's."""
+    memory = incident.evidence.memory
+    if memory is not None and memory.of == "gpu":
+        return f"see what keeps tensors in {ranks_named(incident.ranks)}: torch.cuda.memory._record_memory_history()"
+    return f"find what {ranks_named(incident.ranks)} keeps, with tracemalloc: losses not detached, lists, caches"
+
+
 NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "straggler": _late,
     "intermittent": _late,
@@ -265,6 +273,7 @@ NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "slow_device": _device,
     "too_many_threads": lambda *_: _THREADS,
     "slow_host": lambda incident, places: _device(incident, places) or places.stack_of(incident.ranks[0]),
+    "memory": _memory_grows,
     "hang": _hang,
     "death": _death,
     "not_reduced": lambda *_: "let the comm hook all-reduce, as torch's default_hooks.allreduce_hook does",
