@@ -23,7 +23,8 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch._C import DisableTorchFunction
+from torch.distributed import _functional_collectives, distributed_c10d
 
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
 from ddpwatch.probe.collectives import GroupHooks, nbytes_of
@@ -81,16 +82,24 @@ HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
 }
 MAKERS: Final = ("_new_group_with_tag", "split_group")  # functions that make a group, and have said who is in it
 MOST_GROUPS: Final = 256  # that are known; what later ones do is not seen
+MOST_UNWAITED: Final = 64  # results of functional collectives, per thread
 MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ever ends the step
 _HOST: Final = torch.device("cpu")  # made once: a mode of the job's would see it being made
 
 
 class _OfThread(threading.local):
-    """The newest collective that a function of torch.distributed's has issued on this thread: of which call, where."""
+    """The newest collective that a function of torch.distributed's has issued on this thread: of which call, where.
+
+    And those of functional collectives' operators.
+    """
 
     newest: BucketRecord | None = None
     call = 0  # the id of its frame
     known: KnownGroup
+    waiting: BucketRecord | None = None  # the functional one that it waits for
+
+    def __init__(self) -> None:
+        self.functional: dict[int, BucketRecord] = {}  # not waited for yet, by the address of the result
 
 
 class AnyCollective:
@@ -146,6 +155,10 @@ class AnyCollective:
             names = [tensors, "group"] if tensors in code.co_varnames else ["group"]
             begin: dict[str, Any] = {} if self._by_hooks else {"begin": partial(self._begin, op), "names": names}
             self._calls.append(SeenCalls([], code=code, end=self._end, on_error=failed, **begin))
+        if self._by_hooks and can_see_events():
+            code, names = _functional_collectives.wait_tensor.__code__, ["tensor"]
+            seen = SeenCalls([], code=code, begin=self._wait_begin, end=self._wait_end, names=names, on_error=failed)
+            self._calls.append(seen)
 
     @property
     def sees(self) -> bool:
@@ -249,9 +262,11 @@ class AnyCollective:
         if named is not None and place is not None:  # else it makes a group or a window, or DDP or FSDP2 issues it
             op, tensors = named
             entry = _entry(known, op, place, sum(map(nbytes_of, getattr(args, tensors))), at)
+            here = self._here
             if call:
-                here = self._here
                 here.newest, here.call, here.known = entry, call, known
+            elif len(here.functional) < MOST_UNWAITED:
+                here.functional.update(dict.fromkeys(map(_address, args.output_tensors or args.input_tensors), entry))
             self._add_collective(known, entry, 1)
         self._charge(time.monotonic_ns() - at)
 
@@ -269,6 +284,19 @@ class AnyCollective:
             if group not in distributed_c10d._world.pg_coalesce_state:
                 here.newest = _entry(known, op, place, _nbytes(of_call[0]) if len(of_call) > 1 else 0, at)
         self._charge(time.monotonic_ns() - at)
+
+    def _wait_begin(self, tensor: Any) -> None:
+        """Notes that the result of a functional collective is waited for."""
+        at, here = time.monotonic_ns(), self._here
+        here.waiting = here.functional.pop(_address(tensor), None) if self.on and here.functional else None
+        if here.waiting is not None:
+            here.waiting.wait_begin = at
+            self._charge(time.monotonic_ns() - at)
+
+    def _wait_end(self, *_: Any) -> None:
+        at, here = time.monotonic_ns(), self._here
+        if (entry := here.waiting) is not None:
+            here.waiting, entry.wait_end, entry.done = None, at, at
 
     def _passes(self) -> bool:
         """Returns whether what is issued now is a bucket of DDP's."""
@@ -312,6 +340,12 @@ def _entry(known: KnownGroup, op: CollectiveOp, place: int, nbytes: int, at: int
 
 def _done(entry: BucketRecord) -> None:
     entry.done = time.monotonic_ns()
+
+
+def _address(tensor: Any) -> int:
+    """Returns where a tensor's values are; 0 of what has none."""
+    with DisableTorchFunction():
+        return int(tensor.data_ptr()) if type(tensor) is torch.Tensor else 0
 
 
 def _nbytes(given: Any) -> int:

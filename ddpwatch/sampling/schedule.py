@@ -37,7 +37,7 @@ LONGEST_FULL_PERIOD = 64
 SHORT_NS = 50_000_000  # of steps that are n times as short, periods may be n times as long
 MOST_TIMES = 32
 FULL_PERIOD_TIMES = 16  # of full steps: so much longer than n
-FIRST_FULL_STEPS = 12  # from the start, while DDP settles its buckets
+FIRST_FULL_STEPS = 12  # from the start, while DDP settles its buckets; of loops without light steps, to judge by
 DEAR_TIMES = 4  # as long may the watched steps' period be where each costs about as much as a full one
 MOST_COST = 0.01  # of a step, for these of a loop's: for no more, their period may be as long as that of full steps
 COST_PER_OWN = 2  # of watched and bare steps: what the hooks measure of themselves is half of what they cost
@@ -251,7 +251,7 @@ class SamplingSchedule:
 
         If most are watched, both of its neighbours are usually light steps.
         """
-        if step < BARE_PERIOD and (self._light or self._settles):
+        if step < (BARE_PERIOD if self._light or self._settles else FIRST_FULL_STEPS):
             return False
         if self.watched.value > 1:
             return step != self.watched.chosen(step)

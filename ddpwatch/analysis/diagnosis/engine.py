@@ -34,12 +34,13 @@ from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_se
 from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import DECODED
-from ddpwatch.analysis.launch_skew import common_keys
+from ddpwatch.analysis.launch_skew import RankFacts, common_keys
 from ddpwatch.analysis.placement import Placement
 from ddpwatch.analysis.step import BucketKey
 from ddpwatch.common.intervals import total_within
 from ddpwatch.sampling.stillness import STILL_NS
 from ddpwatch.wire.messages import (
+    OWN_COLLECTIVES,
     Beat,
     Bye,
     Device,
@@ -434,14 +435,20 @@ def _note_held_up(split: StepSplit, ranks: Sequence[int], launches: Sequence[int
             split.held_up[rank] = max(split.held_up.get(rank, 0), at - ordered[-2])
 
 
-def _launches(across: StepAcrossRanks, ranks: Sequence[int], key: BucketKey) -> list[int]:
-    """Returns when ranks launched a bucket, had they never waited for a collective before.
+def _most_late(facts: RankFacts, across: StepAcrossRanks, group: int) -> int:
+    buckets = across.skew.buckets
+    launches = zip(facts.keys, facts.launch, strict=True)
+    return max(at - buckets[key].first for key, at in launches if key[3] == group and key in buckets)
 
-    Each wait makes up for lateness.
+
+def _launches(across: StepAcrossRanks, ranks: Sequence[int], key: BucketKey) -> list[int]:
+    """Returns when ranks launched a bucket, had they never waited for a collective before: waits make up for lateness.
+
+    Where waits are not seen, as for asynchronous collectives of the job's own, returns how late ranks were at most.
     """
     facts_of = across.all_facts()
     facts = [facts_of[rank] for rank in ranks]
     launches = [one.launch[-1] if one.keys[-1] == key else one.launch[one.keys.index(key)] for one in facts]
     if not any(map(_waits, facts)):
-        return launches
+        return [_most_late(one, across, key[3]) for one in facts] if key[0] == OWN_COLLECTIVES else launches
     return [at - total_within(one.waits, 0, at - one.origin) for one, at in zip(facts, launches, strict=True)]

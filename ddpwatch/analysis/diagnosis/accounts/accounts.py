@@ -134,6 +134,19 @@ class ExposedSplit(NamedTuple):
     transfer: int
     unknown: int
 
+    @property
+    def mostly_for(self) -> int:
+        """The rank that it waited for most; `NOBODY` if it did not wait."""
+        return max(self.waits, key=self.waits.__getitem__, default=NOBODY)
+
+    def explains(self, late_ns: int, rank: int) -> bool:
+        """Returns whether it is most of what the rank is late by, as seen by another rank, for which it did not wait.
+
+        So ranks of one group hold up those of another.
+        """
+        awaited = self.mostly_for
+        return awaited not in (NOBODY, rank) and 2 * self.waits[awaited] >= late_ns > 0
+
 
 class Launched(NamedTuple):
     """A rank's buckets, of which the launches were compared. Mostly the same for all ranks of a step.
@@ -345,6 +358,7 @@ class Ledger:
         rows: list[Mapping[str, int]] = []
         transferred = unknown = 0
         waited = waits_for_buffers(across)
+        parts: dict[int, ExposedSplit] = {}
         for rank, facts in across.all_facts().items():
             phases: Mapping[str, int] = facts.figures.phases_ns
             exposed = facts.figures.exposed
@@ -363,12 +377,21 @@ class Ledger:
             if exposed:
                 if (own := compared.get(id(facts.keys))) is None:
                     own = compared[id(facts.keys)] = launched(facts.keys, buckets)
-                part = split_exposed(facts, exposed, own)
-                for last, ns in part.waits.items():
-                    held_up = last in waited and waited[last].explains(across.skew.late[last])
-                    _add_ns(waits, waited[last].awaited if held_up else last, ns)
+                part = parts[rank] = split_exposed(facts, exposed, own)
                 transferred += part.transfer
                 unknown += part.unknown
+        several = len({key[3] for key in buckets}) > 1
+        for rank, part in parts.items():
+            for last, ns in part.waits.items():
+                held_up = last in waited and waited[last].explains(across.skew.late[last])
+                awaited = waited[last].awaited if held_up else last
+                if (
+                    several
+                    and (before := parts.get(last)) is not None
+                    and before.explains(across.skew.late[last], rank)
+                ):
+                    awaited = before.mostly_for
+                _add_ns(waits, awaited, ns)
         share = share_of(across, sum(waits.values()), transferred, unknown)
         across.share = share
         self.estimator.add_share(share)
