@@ -8,7 +8,8 @@
 
 Nothing of torch's is wrapped: torch.compile would not look through a wrapper. A function that returns no `Work` has
 waited for its collective, which its return shows on Python ≥ 3.12. That of Gloo's which it returns is waited for, too,
-by a thread of ddpwatch's; when the job waits for it, nobody can see. Nor when any other collective is done.
+by a thread of ddpwatch's; when the job waits for it, nobody can see, but for functional ones: their `wait_tensor` is a
+function. Nor when any other collective is done.
 """
 
 from __future__ import annotations
