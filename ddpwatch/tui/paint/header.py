@@ -237,7 +237,7 @@ def _figures(model: Overview, width: int, cells: int) -> list[Field]:
 def _throughput(model: Overview, style: str) -> list[Field]:
     """Returns what the job gets done, if that is known and it goes on."""
     text = throughput_text(model.throughput) if model.standstill_ns is None else ""
-    return [Field(text, text, 3, style)] if text else []
+    return [Field(text, text.partition(",")[0], 2, style)] if text else []
 
 
 def _standstill(ns: int) -> Field:
