@@ -291,7 +291,7 @@ class ProbeSession:
 
     def count(self, samples: object, tokens: object, flops: object) -> None:
         """Adds to what this rank trains on."""
-        self.guard.run("counts", self._trained.count, samples, tokens, flops)
+        self._trained.count(samples, tokens, flops)
 
     def _counted(self) -> Trained | None:
         return self.guard.run("counts", self._trained.so_far)
@@ -683,4 +683,4 @@ def count(*, samples: float | None = None, tokens: float | None = None, flops: f
         flops: What the whole model computes for the batch, forward and backward. Without it, 6 × parameters × tokens.
     """
     if _session is not None and _session.active:
-        _session.count(samples, tokens, flops)
+        _session.guard.run("counts", _session.count, samples, tokens, flops)

@@ -20,6 +20,7 @@ DOORS = {
     "probe.optimizer_steps:_tell": "the guard of optimizer steps",
     "probe.process_group:TimedGroup.allreduce": "calls the job's process group",
     "probe.process_group:_passed_on.<locals>.method": "calls the job's process group",
+    "probe.session:count": "passes on to the guard",
     "probe.session:mark": "passes on to the guard",
     "probe.session:ProbeSession.close": "called by the guard, or by a test",
     "probe.sharded_comm:TimedAllGather.__call__": "calls FSDP2's object",
