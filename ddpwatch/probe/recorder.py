@@ -506,6 +506,9 @@ class StepRecorder:
     def optimizer_begin(self) -> None:
         """Starts an optimizer step. Nested ones (a wrapper around another) count as one."""
         self._optimizer_depth += 1
+        if self.phase == "backward" and not self._has_updated:  # fused into the backward, which ends the step
+            self._gave_up = True
+            return
         self._optimizer_seen = True  # now: its closure's backwards end no step
         if self._optimizer_depth == 1 and self.current is not None and self.phase in ("between", "input"):
             self._enter("optimizer", self.clock())
