@@ -65,6 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder, started = tmp_path_factory.mktemp("metrics"), time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(folder))
+        patch.setenv("DDPWATCH_PEAK_TFLOPS", "0.1")  # of a CPU, nobody knows it
         script = ROOT / "demo" / "train.py"
         with Job(script, *SMALL_GPT, *LATE, "--watch", "--steps", "100000", log=folder / "log") as job:
             info = the_run(job)
