@@ -84,7 +84,8 @@ gpu: install
 
 soak: install
 	$(BIN)/python -m tests.soak.soak
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -s tests/soak tests/integration/test_death.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -s tests/soak tests/integration/test_death.py \
+	    tests/integration/test_each_raises.py
 
 clean:
 	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,11 +27,15 @@ LEAST = 100  # functions of each shape: fewer, and the search has missed some
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name before Python 3.11")
 @pytest.mark.seconds(60)
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("run_directory")
-def test_each_function_raises_once(shape: str, tmp_path: Path) -> None:
-    """Parameters, exit code and output are those of the unwatched job; what a signal brings is the job's."""
-    beside = ["--not-in=ddp"] if shape != "ddp" else []  # what both call, from the same places, is tried once
+def test_each_function_raises_once(shape: str, all_of_them: bool, tmp_path: Path) -> None:
+    """Parameters, exit code and output are those of the unwatched job; what a signal brings is the job's.
+
+    What DDP calls from the same places is tried once: all of them, in each shape, by ``make soak``.
+    """
+    beside = [] if shape == "ddp" or all_of_them else ["--not-in=ddp"]
     options = {"preload": PRELOAD, "streams": tmp_path, "DDPWATCH_RECORD_DIR": str(tmp_path / "files")}
     with Job(SCRIPTS / "each_raises.py", str(tmp_path), shape, *beside, log=tmp_path / "log", **options) as job:  # type: ignore[arg-type]
         assert job.process.wait(2 * PATIENCE_S) == 0, [
