@@ -85,7 +85,7 @@ class StackGroup(msgspec.Struct, frozen=True):
 
 
 class MemoryFigures(msgspec.Struct, frozen=True):
-    """How a rank's memory grows.
+    """The growth of a rank's memory.
 
     Attributes:
         of: ``host`` or ``gpu``.

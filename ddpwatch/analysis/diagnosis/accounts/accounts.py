@@ -107,7 +107,7 @@ class StepSplit:
 
     @property
     def taken_for(self) -> AccountKey:
-        """What a stall that no stamp explains was taken for: most of what is no communication."""
+        """The account that a stall went into which no stamp explains: the largest that is no communication."""
         known = [key for key in self.accounts if key not in (TRANSFER, EXPOSED)]
         return BARE if self.like is not None else max(known, key=self.accounts.__getitem__, default=BARE)
 
@@ -118,7 +118,7 @@ class StepSplit:
 
     @property
     def own_ns(self) -> int:
-        """What ranks took, without their waits for one that is to blame."""
+        """Rank-time without waits for other ranks."""
         return self.total - sum(self.waits.values())
 
     @property
@@ -384,14 +384,11 @@ class Ledger:
         for rank, part in parts.items():
             for last, ns in part.waits.items():
                 held_up = last in waited and waited[last].explains(across.skew.late[last])
-                awaited = waited[last].awaited if held_up else last
-                if (
-                    several
-                    and (before := parts.get(last)) is not None
-                    and before.explains(across.skew.late[last], rank)
-                ):
-                    awaited = before.mostly_for
-                _add_ns(waits, awaited, ns)
+                before = parts.get(last) if several else None
+                if before is not None and before.explains(across.skew.late[last], rank):
+                    _add_ns(waits, before.mostly_for, ns)
+                else:
+                    _add_ns(waits, waited[last].awaited if held_up else last, ns)
         share = share_of(across, sum(waits.values()), transferred, unknown)
         across.share = share
         self.estimator.add_share(share)

@@ -117,7 +117,7 @@ class Spell:
 
     @property
     def share(self) -> float:
-        """What the account has of a step."""
+        """The account's share of a step."""
         return self.cost_ns / self.span_ns if self.span_ns else 0.0
 
     def add_split(self, split: StepSplit, ns: int) -> None:
@@ -176,6 +176,13 @@ class Spells:
             if since <= before.step:
                 spell.add_split(before, self._account(before))
 
+    def follow(self, level: LevelShift) -> None:
+        """Starts a spell with a level that has become high, or ends the one that lasts."""
+        if level.since is None:
+            self.end()
+        else:
+            self.start(level.since, level.usual)
+
     def end(self) -> None:
         """Ends the spell that lasts."""
         if self.lasting is not None:
@@ -209,10 +216,7 @@ class HighShare(Spells):
     def add_split(self, split: StepSplit, judged_ns: int | None) -> None:
         """Takes the next step, and what counts of the account in it; None if it is not to be judged."""
         if judged_ns is not None and self._level.add_value(split.step, judged_ns / split.total, self._least):
-            if self._level.since is None:
-                self.end()
-            else:
-                self.start(self._level.since)
+            self.follow(self._level)
         self.count(split)
 
     def incidents(

@@ -32,7 +32,7 @@ _Of = Literal["host", "gpu"]
 
 
 class _Sample(NamedTuple):
-    """What a rank uses (bytes) when a step is its newest."""
+    """A rank's use of a memory (bytes) when a step is its newest."""
 
     at_ns: int
     step: int

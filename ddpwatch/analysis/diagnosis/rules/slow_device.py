@@ -35,10 +35,7 @@ class SlowDevice(Spells):
     def add_split(self, split: StepSplit, is_judged: bool) -> None:
         """Takes the next step, and whether it counts."""
         if is_judged and self._level.add_value(split.step, split.own_ns):
-            if self._level.since is None:
-                self.end()
-            else:
-                self.start(self._level.since, self._level.usual)
+            self.follow(self._level)
         self.count(split)
         spell = self.lasting
         if spell is not None and spell.cause_by(self._cause, LOOK_AGAIN_NS) is None and spell.count > KEEP_SPLITS:

@@ -23,7 +23,7 @@ GONE = 1024  # steps without a transfer, after which a group is forgotten
 
 
 class _GroupTransfers(LevelShift):
-    """How long a group's transfers take in full steps.
+    """The time that a group's transfers take in full steps.
 
     Attributes:
         seen: The newest step.
