@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.job.command import refusal, require_command, script_of
 from ddpwatch.run import rundir, startup
+from ddpwatch.run.priority import lower_thread
 from ddpwatch.run.rundir import RunInfo
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class Launch:
 
     def runs(self) -> list[RunInfo]:
         """Returns this job's live runs: one, or one per restart."""
-        return [info for info in rundir.live_runs() if info.run_id.startswith(self.name) or info.launched == self.name]
+        runs = rundir.live_runs(tidy=False)
+        return [info for info in runs if info.run_id.startswith(self.name) or info.launched == self.name]
 
     def recording_errors(self) -> list[str]:
         """Returns what was wrong with this job's recordings, from the snapshots that its runs have left."""
@@ -183,6 +185,8 @@ class Launch:
             self._process = process
             relay = threading.Thread(target=self._relay, args=(process, signals, over, on_hangup), daemon=True)
             relay.start()
+            with contextlib.suppress(DdpwatchError, OSError):  # none is as good
+                rundir.live_runs()  # and what others have left is removed
             try:
                 yield process
             finally:
@@ -291,17 +295,22 @@ def run_headless(
 ) -> int:
     """Runs the job in this terminal, with a line about it on stderr every few seconds, and within ``alerts``."""
     with launch.job(None) as process, alerts or contextlib.nullcontext():
-        from ddpwatch.viewer.plain import narrate_runs  # the job does not wait for imports
-
         over = threading.Event()
-        about = (launch.runs, over, launch.without_run, launch.why, budget_ppm)
-        narrator = threading.Thread(target=narrate_runs, args=about, daemon=True)
+        narrator = threading.Thread(target=_narrate, args=(launch, over, budget_ppm), daemon=True)
         narrator.start()
         code = _exit_code(process)
         over.set()
         narrator.join(END_GRACE_S)
     launch.forget_startup()
     return code
+
+
+def _narrate(launch: Launch, over: threading.Event, budget_ppm: int) -> None:
+    """Prints lines about the job, from when it has started on, and lets it go first."""
+    lower_thread()
+    from ddpwatch.viewer.plain import narrate_runs  # the job does not wait for imports
+
+    narrate_runs(launch.runs, over, launch.without_run, launch.why, budget_ppm)
 
 
 def run_with_dashboard(

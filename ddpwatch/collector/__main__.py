@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
 import signal
 import sys
-from pathlib import Path
 
 from ddpwatch.collector.service import Collector, Options
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import rundir
+from ddpwatch.run.priority import lower_process
 
-NICENESS = 10  # training goes first where cores are short; the tenth of a core that is left is plenty
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -31,7 +29,7 @@ def main() -> None:
     parser.add_argument("--node", default="", help="of the agent of another host than rank 0's: its name")
     parser.add_argument("--restarts", type=int, default=0, help="how many collectors of this run have died")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    _step_back()
+    lower_process()
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # a scheduler's warning to all processes of a job
         signal.signal(number, signal.SIG_IGN)
     options, ending = Options(**vars(parser.parse_args())), (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -51,14 +49,6 @@ def _made(options: Options) -> Collector:
         with contextlib.suppress(DdpwatchError):
             rundir.remove(options.run_id)
         sys.exit(error.exit_code)
-
-
-def _step_back() -> None:
-    """Lets others go first: this process, and its session where the kernel counts by sessions and this one leads it."""
-    os.nice(NICENESS)
-    if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ BACKLOG_BYTES = 64 * 1024 * 1024  # of memory
 DECODED_SHARE = 1 / 64  # of the backlog, that may wait decoded
 RESERVED_BYTES = 64 * 1024 * 1024  # beyond the backlog, for hellos and layouts
 CLOSE_S = 10.0
+AT_ONCE = 1024  # frames that wait decoded
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -149,11 +150,22 @@ class RecordingThread(threading.Thread):
             self._sums_up.clear()
 
     def _write_backlog(self, writer: ResilientWriter) -> None:
-        while self._queue:
+        """Writes what waits, and sums it up only then: on a busy machine the first import takes seconds."""
+        written = self._write_some(writer)
+        while written:
+            for message in written:
+                self._attachments.apply_message(message)
+            written = self._write_some(writer)
+
+    def _write_some(self, writer: ResilientWriter) -> list[Message]:
+        """Writes and flushes up to `AT_ONCE` frames that wait, and returns them decoded."""
+        written = list[Message]()
+        while self._queue and len(written) < AT_ONCE:
             message, envelope = self._queue[0]
             message = message or decode(envelope.frame)
-            self._attachments.apply_message(message)
             self._queue.popleft()
             self._written_bytes += size_of(envelope)
             writer.write_message(message, envelope)
+            written.append(message)
         writer.flush()
+        return written

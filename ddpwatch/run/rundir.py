@@ -348,10 +348,14 @@ def _pids_here() -> str:
     return hashlib.blake2b(f"{clock.boot_id()} {clock.pid_namespace()}".encode(), digest_size=6).hexdigest()
 
 
-def live_runs() -> list[RunInfo]:
-    """Returns the live runs on this machine, newest first. Removes the files of those that ended."""
-    _remove_old()
-    _remove_unpublished()
+def live_runs(tidy: bool = True) -> list[RunInfo]:
+    """Returns the live runs on this machine, newest first.
+
+    Removes the files of those that ended, unless not to be ``tidy``: that takes longer.
+    """
+    if tidy:
+        _remove_old()
+        _remove_unpublished()
     runs = [info for info in _published() if not is_elsewhere(info) and _is_live(info)]
     return sorted(runs, key=lambda info: info.started, reverse=True)
 

@@ -140,8 +140,9 @@ def test_the_collector_is_killed_too(tmp_path: Path) -> None:
     with Job(TRAIN, *ENDLESS, "--record", str(file), log=tmp_path / "log") as job:
         info = the_run(job)
         with live(info) as source:
-            read_until(source, begun, "both ranks train")
-            read_until(source, lambda frames: len(messages(frames, Step)) > 20, "a second goes by")
+            frames = read_until(source, begun, "both ranks train")
+            wait_for(lambda: Recording(file).steps, "the collector, which comes up, records")
+            frames += read_until(source, lambda frames: len(messages(frames, Step)) > 20, "a second goes by")
         job.kill_everything()
         psutil.Process(info.pid).kill()
     report = report_of(file).as_json()
