@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -47,11 +46,6 @@ class Outline:
         self._count = 0
         self._slowest: _Tops = []
         self._exposed: _Tops = []
-
-    def add_all(self, steps: Iterable[StepAcrossRanks]) -> None:
-        """Adds steps."""
-        for across in steps:
-            self.add_step(across)
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Adds one step, if it counts."""

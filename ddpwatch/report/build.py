@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.compare import (
     ComparedRun,
     RunComparison,
@@ -22,6 +23,7 @@ from ddpwatch.analysis.compare import (
 )
 from ddpwatch.analysis.figures import RecordingFigures, Report, overlap_figures, phases_figures
 from ddpwatch.analysis.findings import findings, notes
+from ddpwatch.analysis.lanes import Lanes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import Run
@@ -40,11 +42,19 @@ class Drawn:
 
     Attributes:
         outline: Of its steps.
+        lanes: Of its ranks.
         layouts: The source of parameter names: one per module and epoch, as all ranks have the same.
     """
 
     outline: Outline = field(default_factory=Outline)
+    lanes: Lanes = field(default_factory=Lanes)
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+
+    def add_steps(self, steps: Iterable[StepAcrossRanks]) -> None:
+        """Adds steps of the run."""
+        for across in steps:
+            self.outline.add_step(across)
+            self.lanes.add_step(across)
 
 
 def report_of(path: str | os.PathLike[str], selection: Selection | None = None, drawn: Drawn | None = None) -> Report:
@@ -84,11 +94,11 @@ def _collected(frames: Iterable[Frame], source: str, selection: Selection, drawn
     for message, envelope in frames:
         steps = builder.apply_message(message, envelope.received_ns, envelope.frame)
         if drawn is not None:
-            drawn.outline.add_all(steps)
+            drawn.add_steps(steps)
             if isinstance(message, Layout):
                 drawn.layouts[message.module, message.epoch] = message
     if drawn is not None:
-        drawn.outline.add_all(builder.rest())
+        drawn.add_steps(builder.rest())
     return builder
 
 

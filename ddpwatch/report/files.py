@@ -34,7 +34,7 @@ def write_page(report: Report, drawn: Drawn, out: Path) -> int:
         UsageError: The output cannot be written.
     """
     try:
-        return out.write_bytes(render_html(report, drawn.outline, drawn.layouts.values(), __version__))
+        return out.write_bytes(render_html(report, drawn, __version__))
     except OSError as error:
         raise UsageError(f"{out}: {error.strerror}", "give --html a path you can write to") from error
 

@@ -13,6 +13,7 @@ from importlib.resources import files
 from operator import attrgetter
 
 import msgspec
+import numpy as np
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
@@ -20,11 +21,12 @@ from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.groups import RoleOf
-from ddpwatch.analysis.outline import Outline
+from ddpwatch.analysis.lanes import Lanes
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
 from ddpwatch.common.text import UNKNOWN, clean
 from ddpwatch.report import incidents as worst
+from ddpwatch.report.build import Drawn
 from ddpwatch.report.headline import tiles
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
 from ddpwatch.report.tables import collective_tables, explanation_table, phase_table
@@ -36,15 +38,15 @@ MOST_HOOKS = 2000
 _PLACEHOLDER = "/*DATA*/null"
 
 
-def render_html(report: Report, outline: Outline, layouts: Iterable[Layout], version: str) -> bytes:
+def render_html(report: Report, drawn: Drawn, version: str) -> bytes:
     """Renders the page.
 
     Args:
         report: From `ddpwatch.report.build.report_of`.
-        outline: Of the same recording.
-        layouts: The source of parameter names: one per module and epoch.
+        drawn: Of the same recording.
         version: Of ddpwatch.
     """
+    outline = drawn.outline
     shown = [*collective_tables(report), *map(explanation_table, report.explained)]
     data = {
         "report": _cleaned(report.as_json()),
@@ -57,8 +59,9 @@ def render_html(report: Report, outline: Outline, layouts: Iterable[Layout], ver
         "incidents": _cleaned([_incident(row, report) for row in report.incidents]),
         "points": [asdict(point) for point in outline.points],
         "stride": outline.stride,
-        "steps": [_step(across, why) for across, why in outline.details()],
-        "params": _cleaned(_params(layouts)),
+        "lanes": _lanes(drawn.lanes),
+        "steps": [_step(across.detached(), why) for across, why in outline.details()],
+        "params": _cleaned(_params(drawn.layouts.values())),
         "version": version,
     }
     encoded = msgspec.json.encode(data).decode()
@@ -89,7 +92,21 @@ def _incident(row: IncidentFigures, report: Report) -> dict[str, object]:
         "kind": KINDS[row.kind].name, "severity": row.severity, "message": row.message,
         "facts": worst.facts(row, report), "details": worst.details(row), "evidence": worst.evidence(row),
         "next": f"next: {row.next_step}",
-        "since": row.since_step, "until": row.until_step,
+        "ranks": row.ranks, "since": row.since_step, "until": row.until_step,
+    }  # fmt: skip
+
+
+def _lanes(lanes: Lanes) -> dict[str, object]:
+    """Returns the lanes, a row of columns per rank, in base64.
+
+    A step of 2^(n / 1024) ns is the 16-bit number n, and a rank that is late for n/254 of its time the 8-bit number
+    n + 1; 0 is what is not known.
+    """
+    steps = np.round(np.log2(np.maximum(lanes.longest_ns(), 1)) * 1024).astype("<u2")
+    late = np.nan_to_num(1 + np.round(np.clip(lanes.late(), 0, 1) * 254), nan=0).astype("u1")
+    return {
+        "first": lanes.first, "stride": lanes.stride, "columns": lanes.columns, "ranks": lanes.ranks,
+        "steps": steps.tobytes(), "late": late.tobytes(),
     }  # fmt: skip
 
 

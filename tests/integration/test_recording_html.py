@@ -24,6 +24,10 @@ INK = """(() => {
   for (let i = 0; i < d.length; i += 4) if (d[i + 3] === 255) colours.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
   return colours.size;
 })()"""
+SHADES = """(() => {
+  const c = document.getElementById("lanes"), d = c.getContext("2d").getImageData(60, 0, c.width - 80, c.height).data;
+  return new Set(d.filter((_, i) => i % 4 === 3)).size;
+})()"""
 PLACE = '(r => [r.left, r.top, r.width])(document.getElementById("%s").getBoundingClientRect())'
 DETAIL = 'document.getElementById("detail").textContent'
 
@@ -96,6 +100,28 @@ def test_an_incident_in_the_strip_leads_to_its_step(page_file: Path, tmp_path: P
         at = page.evaluate('(([a, b]) => (a + b) / 2)(drawRun.strip.find(([, , found]) => found.kind === "death"))')
         page.click(left + at, top + 4)
         assert "rank 1" in page.evaluate('document.getElementById("runnote").textContent')
+        assert page.problems == []
+
+
+def test_ranks_over_the_run_are_drawn_and_zoom(page_file: Path, tmp_path: Path) -> None:
+    """Rank 2 is late by 4 of 100 ms."""
+    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+        page.evaluate('$("lanes").scrollIntoView({block: "center"})')
+        assert page.evaluate(SHADES) > 3
+        left, top, width = page.evaluate(PLACE % "lanes")
+        page.click(left + 56 + (width - 66) * 0.5, top + 2 * 14 + 7)
+        about = page.evaluate('$("lane").textContent')
+        assert about.startswith("rank 2, step 30: 100.0 ms, late for 4 % of its time · rank 2 is late by ")
+        page.click(left + width - 12, top + 14 + 7)
+        assert "died of an exception" in page.evaluate('$("lane").textContent')
+        place = {"x": left + 56 + (width - 66) * 0.5, "y": top + 20}
+        page.call("Input.dispatchMouseEvent", type="mouseWheel", deltaX=0, deltaY=-100, **place)
+        first, after = page.evaluate("shown")
+        assert 0 < first < 30 < after < 60
+        page.evaluate('$("colour").value = "steps"; $("colour").dispatchEvent(new Event("change"))')
+        assert "100.0 ms" in page.evaluate('$("lanelegend").textContent')
+        page.evaluate('$("whole").click()')
+        assert page.evaluate("shown") == [0, 60]
         assert page.problems == []
 
 

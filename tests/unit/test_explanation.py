@@ -9,7 +9,7 @@ from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous
 from ddpwatch.recording.reader import Recording
-from ddpwatch.report.build import report_of
+from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.explained import explained_in, render_explanation
 from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
@@ -163,9 +163,8 @@ def test_a_recording_shows_it_again_and_hides_names(tmp_path) -> None:  # type: 
     assert clean(found.text) in render_report(report)
     assert "\x1b" not in render_report(report) + render_explanation(found)
     assert r"crop\*" in render_markdown(report)
-    from ddpwatch.analysis.outline import Outline
 
-    assert b"<script>.py" not in render_html(report, Outline(), [], "1")
+    assert b"<script>.py" not in render_html(report, Drawn(), "1")
     for each in pair:
         hidden = anonymous(each)
         assert isinstance(hidden, StackSamples)
