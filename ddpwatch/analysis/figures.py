@@ -118,6 +118,33 @@ class ThroughputFigures(Figures, frozen=True, kw_only=True):
     mfu: float | None
 
 
+class RunTime(Figures, frozen=True, kw_only=True):
+    """Where the rank-time of a run went (`ddpwatch.analysis.goodput`), in seconds by part.
+
+    Its frames came from ``since`` until ``until`` (s since the Unix epoch). ``lost_seconds`` are in accounts of lost
+    time.
+    """
+
+    since: float
+    until: float
+    ranks: int
+    seconds: Mapping[str, float]
+    lost_seconds: float
+
+
+class GoodputFigures(Figures, frozen=True, kw_only=True):
+    """The same of all runs of a job, of which the oldest may be ``missing``, and what that costs at the given price."""
+
+    ratio: float
+    runs: Sequence[str]
+    missing: str | None
+    rank_seconds: float
+    seconds: Mapping[str, float]
+    lost_hours: float
+    cost: float | None
+    lost_cost: float | None
+
+
 class GroupFigures(Figures, frozen=True):
     """A process group."""
 
@@ -127,6 +154,21 @@ class GroupFigures(Figures, frozen=True):
     role: str
     backend: str
     other_collectives_per_step: float | None
+
+
+class RankMemory(Figures, frozen=True):
+    """What memory a rank uses (`ddpwatch.analysis.memory`), and the most that was seen.
+
+    ``host_bytes`` are without files' pages. Of its GPU, torch's allocator has ``gpu_bytes`` reserved, of which tensors
+    use ``gpu_allocated_bytes``.
+    """
+
+    host_bytes: int | None
+    host_peak_bytes: int | None
+    gpu_bytes: int | None
+    gpu_peak_bytes: int | None
+    gpu_allocated_bytes: int | None
+    gpu_allocated_peak_bytes: int | None
 
 
 class RankFigures(Figures, frozen=True):
@@ -147,6 +189,7 @@ class RankFigures(Figures, frozen=True):
     clock_error_ms: float | None
     dropped: int
     own_cost_ratio: float | None
+    memory: RankMemory
     end: End | None
 
 
@@ -242,6 +285,7 @@ class Report(Figures, frozen=True):
     incidents: Sequence[IncidentFigures]
     verdict: VerdictFigures
     throughput: ThroughputFigures | None
+    goodput: GoodputFigures | None = None
     recording: RecordingFigures | None = None
     notes: Sequence[Finding] | None = None
     findings: Sequence[Finding] | None = None

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from ddpwatch.analysis.compare import CONFIDENCE, FEWEST_STEPS, Difference, RunSeries, difference
 from ddpwatch.analysis.diagnosis.incident_json import Figures
+from ddpwatch.analysis.figures import RunTime, ThroughputFigures
 from ddpwatch.common.statistics import student
 from ddpwatch.common.text import percent
 
@@ -36,6 +37,9 @@ class PastRun(msgspec.Struct, frozen=True, kw_only=True):
         step_ms, phases_ms: Medians over its steps.
         lost: Share of the rank-time.
         worst: The incident that cost most; empty if there was none.
+        previous: The run that the job was before; empty if there was none.
+        time: Where the rank-time went; None if no step was recorded.
+        throughput: What it got done; None if nothing was counted.
     """
 
     path: str
@@ -51,6 +55,9 @@ class PastRun(msgspec.Struct, frozen=True, kw_only=True):
     phases_ms: Mapping[str, float | None]
     lost: float | None
     worst: str
+    previous: str = ""
+    time: RunTime | None = None
+    throughput: ThroughputFigures | None = None
 
     def setup(self) -> tuple[str, int, str, int]:
         """Returns what runs have in common that can be compared."""

@@ -38,6 +38,7 @@ from ddpwatch.analysis.figures import (
     RankFigures,
     Report,
     RunFigures,
+    RunTime,
     StepCounts,
     VerdictFigures,
     overlap_figures,
@@ -298,6 +299,10 @@ class ReportBuilder:
             rest_after={phase: ns / self._rest.total() for phase, ns in self._rest.most_common()},
         )
 
+    def time(self) -> RunTime | None:
+        """Returns where the rank-time went so far."""
+        return self._run.time()
+
     # -- collecting ------------------------------------------------------------------------------------------
 
     def _rank(self, rank: int) -> RankSamples:
@@ -433,6 +438,7 @@ class ReportBuilder:
                     clock_error_ms=to_ms(samples.clock_error_ns),
                     dropped=samples.dropped,
                     own_cost_ratio=cost.get(rank),
+                    memory=self._run.memory.of_rank(rank),
                     end=end_of(bye) if bye else None,
                 )
             )

@@ -16,10 +16,13 @@ from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, LostFigur
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict
 from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.explanation import Explanations
+from ddpwatch.analysis.figures import RunTime
+from ddpwatch.analysis.goodput import RunSpan
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import KeptSteps, StepLimit
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.matching import NumberedStep, StepMatcher
+from ddpwatch.analysis.memory import Memory
 from ddpwatch.analysis.throughput import Throughput
 from ddpwatch.analysis.window import Summary
 from ddpwatch.wire.messages import (
@@ -62,6 +65,7 @@ class Run:
         newest: By rank, the number of its newest step among all ranks, which may count otherwise.
         explanations: Why ranks are late, as far as somebody has asked.
         throughput: What it gets done.
+        memory: What its ranks use.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Run:
         self.newest: dict[int, int] = {}
         self.explanations = Explanations()
         self.throughput = Throughput(self.groups)
+        self.memory = Memory()
+        self._span = RunSpan()
         self._diagnosis = Diagnosis(self.layouts, self.groups, source) if diagnosed else None
         self._matcher = StepMatcher(self.groups.members)
         self._selected = expected
@@ -92,11 +98,13 @@ class Run:
         Returns the steps that it closes: the one that it completes and those before it that lack a rank, oldest first,
         or the one that has waited longest, if too many wait.
         """
+        self._span.apply_message(message, received_ns)
         if self._diagnosis is not None:
             self._diagnosis.apply_message(message, received_ns)
         if isinstance(message, Step):
             return self._add_steps(self._matcher.add_step(message), message, frame)
         self.throughput.apply_message(message)
+        self.memory.apply_message(message)
         if isinstance(message, Hello):
             self.clocks.meet(message)
             self.groups.apply_message(message)
@@ -132,6 +140,11 @@ class Run:
     def lost(self) -> LostFigures:
         """Returns where the rank-time went so far."""
         return lost_row(self.diagnosis.lost())
+
+    def time(self) -> RunTime | None:
+        """Returns where the rank-time went so far, with what lies before and after the steps; None before the first."""
+        found = self.diagnosis
+        return self._span.time(found.lost(), found.incidents(), max(self.groups.world_size, 1))
 
     def incidents(self) -> list[IncidentFigures]:
         """Returns what went wrong so far, worst first."""

@@ -83,6 +83,9 @@ def report(
             metavar="KINDS", help="Exit with 1 if there is an incident of these kinds, e.g. straggler,hang, or any."
         ),
     ] = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="P", min=0, help="What a rank (a GPU) costs in an hour, e.g. 2.5.")
+    ] = None,
     steps: Steps = None,
     ranks: Ranks = None,
 ) -> None:
@@ -100,7 +103,7 @@ def report(
         check_output(html)
     charts = not (as_json or markdown) and sys.stdout.isatty()
     drawn = Drawn() if charts or html is not None else None
-    result = report_of(file, selection_of(steps, ranks), drawn)
+    result = report_of(file, selection_of(steps, ranks), drawn, price)
     if html is not None and drawn is not None:
         say(f"{html}: {write_page(result, drawn, html)} bytes")
     elif as_json:

@@ -15,9 +15,9 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.run import diagnosed, steps_across_ranks
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.common.units import NS_PER_MS, to_ms
+from ddpwatch.common.units import NS_PER_MS, NS_PER_S, to_ms
 from ddpwatch.sampling.levels import UNRESOLVED, is_watched
-from ddpwatch.wire.messages import Bye, Device, Hello, Mark, Step
+from ddpwatch.wire.messages import Beat, Bye, Device, Hello, Mark, Step, Trained
 from ddpwatch.wire.transport import Frame
 
 Frames = Iterable[Frame]
@@ -196,10 +196,25 @@ class IncidentRow:
     evidence: str
 
 
-TableRow = StepRow | CollectiveRow | RankRow | DeviceRow | MarkRow | IncidentRow
+@dataclass(frozen=True, slots=True)
+class ThroughputRow:
+    """What a rank trained on from ``since_step`` until before ``until_step``, which took ``seconds``."""
+
+    rank: int
+    since_step: int
+    until_step: int
+    seconds: float | None
+    samples: int | None
+    tokens: int | None
+    flops: float | None
+    samples_s: float | None
+    tokens_s: float | None
+
+
+TableRow = StepRow | CollectiveRow | RankRow | DeviceRow | MarkRow | IncidentRow | ThroughputRow
 TABLES: dict[str, type[TableRow]] = {
     "steps": StepRow, "collectives": CollectiveRow, "ranks": RankRow, "devices": DeviceRow, "marks": MarkRow,
-    "incidents": IncidentRow,
+    "incidents": IncidentRow, "throughput": ThroughputRow,
 }  # fmt: skip
 
 
@@ -312,6 +327,44 @@ def incident_rows(frames: Frames, ranks: int | None = None) -> Iterator[Incident
         yield IncidentRow(**{**msgspec.structs.asdict(row), **texts})
 
 
+def throughput_rows(frames: Frames) -> Iterator[ThroughputRow]:
+    """Yields what each rank trained on between two counts of it, once the steps between them have come."""
+    counts: dict[int, list[Trained]] = {}
+    durations: dict[int, dict[int, int]] = {}
+    for message, _ in frames:
+        if isinstance(message, Step) and message.rank in counts and message.status != UNRESOLVED:
+            durations[message.rank][message.step] = message.duration_ns
+        elif isinstance(message, Beat) and message.trained is not None:
+            known = counts.setdefault(message.rank, [])
+            if known and message.trained.step <= known[-1].step:
+                continue
+            known.append(message.trained)
+            taken = durations.setdefault(message.rank, {})
+            if len(known) > 2:
+                yield _throughput_row(message.rank, known.pop(0), known[0], taken)
+    for rank, known in sorted(counts.items()):
+        if len(known) == 2:
+            yield _throughput_row(rank, known[0], known[1], durations[rank])
+
+
+def _throughput_row(rank: int, since: Trained, until: Trained, durations: dict[int, int]) -> ThroughputRow:
+    """Returns what lies between two counts; takes the durations of its steps, of which all have to be known."""
+    taken = {step: durations.pop(step) for step in sorted(durations) if step < until.step}
+    known = [taken[step] for step in range(since.step, until.step) if step in taken]
+    seconds = sum(known) / NS_PER_S if len(known) == until.step - since.step else None
+    samples, tokens = _more(since.samples, until.samples), _more(since.tokens, until.tokens)
+    return ThroughputRow(
+        rank=rank, since_step=since.step, until_step=until.step, seconds=seconds, samples=samples, tokens=tokens,
+        flops=None if since.flops is None or until.flops is None else until.flops - since.flops,
+        samples_s=samples / seconds if samples is not None and seconds else None,
+        tokens_s=tokens / seconds if tokens is not None and seconds else None,
+    )  # fmt: skip
+
+
+def _more(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else now - before
+
+
 def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[TableRow]:
     """Yields the rows of a table (a key of `TABLES`)."""
     if table == "steps":
@@ -322,6 +375,8 @@ def rows(frames: Frames, table: str, ranks: int | None = None) -> Iterator[Table
         return iter(rank_rows(frames))
     if table == "incidents":
         return incident_rows(frames, ranks)
+    if table == "throughput":
+        return throughput_rows(frames)
     return device_rows(frames) if table == "devices" else mark_rows(frames)
 
 

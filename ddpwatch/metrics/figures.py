@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from ddpwatch.analysis.buckets import BucketSummary, BucketTable
 from ddpwatch.analysis.diagnosis.incident_json import lost_row
 from ddpwatch.analysis.figures import ThroughputFigures
@@ -68,7 +70,10 @@ METRICS = (
     Metric("overlap", "ratio", "Share of communication that compute hides"),
     Metric("rank_time", "seconds", "Where the rank-time of the run went so far (GPU-seconds)", ("account",)),
     Metric("lost_time", "ratio", "Share of the rank-time that was lost"),
+    Metric("goodput", "ratio", "Share of the rank-time that steps took: without start-up, pauses, hangs"),
     Metric("late", "seconds", f"How late a rank is (p50): the {TOP} latest, and the sum of all others", ("rank",)),
+    Metric("memory", "bytes", f"What a rank uses: the {TOP} with most, and the sum of all others", ("rank", "of")),
+    Metric("memory_peak", "bytes", "The most of it that was seen of any rank", ("of",)),
     Metric(
         "bus_bandwidth",
         "bytes_per_second",
@@ -137,6 +142,7 @@ class Meter:
         yield from _times(summary)
         yield from _throughput(state.throughput(summary.step_ns))
         yield from _late(summary)
+        yield from _memory(state)
         while not self._buckets.update(recent):
             pass
         yield from _collectives(self._buckets.rows(state.layouts))
@@ -197,11 +203,24 @@ def _kind(row: BucketSummary) -> tuple[str, str]:
 
 
 def _late(summary: Summary) -> Iterator[Row]:
-    late = {rank: row.late_ns for rank, row in summary.ranks.items()}
-    known = sorted(((ns, rank) for rank, ns in late.items() if ns is not None), key=lambda one: (-one[0], one[1]))
-    yield from (Row("late", ns / NS_PER_S, (rank,)) for ns, rank in known[:TOP])
+    yield from _largest("late", {rank: _scaled(row.late_ns, 1 / NS_PER_S) for rank, row in summary.ranks.items()})
+
+
+def _largest(name: str, values: Mapping[int, float | None], *labels: str) -> Iterator[Row]:
+    """Yields the largest values by rank, and the sum of the others."""
+    known = [(value, rank) for rank, value in values.items() if value is not None]
+    known.sort(key=lambda one: (-one[0], one[1]))
+    yield from (Row(name, value, (rank, *labels)) for value, rank in known[:TOP])
     if len(known) > TOP:
-        yield Row("late", sum(ns for ns, _ in known[TOP:]) / NS_PER_S, (OTHERS,))
+        yield Row(name, sum(value for value, _ in known[TOP:]), (OTHERS, *labels))
+
+
+def _memory(state: RunState) -> Iterator[Row]:
+    used = {rank: asdict(state.memory.of_rank(rank)) for rank in state.ranks}
+    for of in ("host", "gpu", "gpu_allocated"):
+        yield from _largest("memory", {rank: one[f"{of}_bytes"] for rank, one in used.items()}, of)
+        peaks = [peak for one in used.values() if (peak := one[f"{of}_peak_bytes"]) is not None]
+        yield Row("memory_peak", max(peaks, default=None), (of,))
 
 
 def _lost(state: RunState) -> Iterator[Row]:
@@ -211,6 +230,8 @@ def _lost(state: RunState) -> Iterator[Row]:
         accounts[account.account] += account.seconds
     yield from (Row("rank_time", seconds, (name,)) for name, seconds in accounts.items())
     yield Row("lost_time", lost.lost_share)
+    found = state.goodput()
+    yield Row("goodput", None if found is None else found.ratio)
     kinds = Counter(incident.kind for incident in state.diagnosis.incidents() if incident.open)
     yield from (Row("open_incidents", count, (kind,)) for kind, count in kinds.items())
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 TIMEOUT_S = 5.0
-_UNITS = {"seconds": "s", "ratio": "1", "bytes_per_second": "By/s", "per_second": "1/s", "": "1"}
+_UNITS = {"seconds": "s", "ratio": "1", "bytes": "By", "bytes_per_second": "By/s", "per_second": "1/s", "": "1"}
 
 
 def metrics_url(text: str) -> str:

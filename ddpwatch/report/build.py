@@ -21,8 +21,16 @@ from ddpwatch.analysis.compare import (
     figures_of,
     setup_of,
 )
-from ddpwatch.analysis.figures import RecordingFigures, Report, overlap_figures, phases_figures
+from ddpwatch.analysis.figures import (
+    GoodputFigures,
+    RecordingFigures,
+    Report,
+    RunTime,
+    overlap_figures,
+    phases_figures,
+)
 from ddpwatch.analysis.findings import findings, notes
+from ddpwatch.analysis.goodput import goodput
 from ddpwatch.analysis.lanes import Lanes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_builder import ReportBuilder
@@ -32,6 +40,7 @@ from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
+from ddpwatch.report.summaries import runs_before
 from ddpwatch.wire.messages import Hello, Layout
 from ddpwatch.wire.transport import Frame
 
@@ -57,22 +66,30 @@ class Drawn:
             self.lanes.add_step(across)
 
 
-def report_of(path: str | os.PathLike[str], selection: Selection | None = None, drawn: Drawn | None = None) -> Report:
+def report_of(
+    path: str | os.PathLike[str],
+    selection: Selection | None = None,
+    drawn: Drawn | None = None,
+    price: float | None = None,
+) -> Report:
     """Returns the report of a recording, as ``ddpwatch report --json`` prints it.
 
     Args:
         path: Of the recording.
         selection: Which steps and ranks.
         drawn: Filled in the same pass.
+        price: What a rank costs in an hour.
 
     Raises:
         UsageError: Nothing in the file is readable, or the selection is empty.
     """
-    return report_of_recording(Recording(path), selection, drawn)
+    return report_of_recording(Recording(path), selection, drawn, price)
 
 
 @few_collections()
-def report_of_recording(recording: Recording, selection: Selection | None = None, drawn: Drawn | None = None) -> Report:
+def report_of_recording(
+    recording: Recording, selection: Selection | None = None, drawn: Drawn | None = None, price: float | None = None
+) -> Report:
     """Reports on an open recording, as `report_of` does."""
     chosen = selection or Selection()
     recording.check(chosen)
@@ -80,7 +97,18 @@ def report_of_recording(recording: Recording, selection: Selection | None = None
     if recording.frames == 0:
         raise UsageError(f"{recording.path}: no frame is readable", "it was cut off in its first second, or is damaged")
     report = replace(builder.report(), recording=_about(recording, builder))
+    if chosen.everything:
+        report = replace(report, goodput=_goodput(recording, report, builder.time(), price))
     return replace(report, notes=notes(report), findings=findings(report))
+
+
+def _goodput(recording: Recording, report: Report, time: RunTime | None, price: float | None) -> GoodputFigures | None:
+    """Returns that of all runs of the job up to this one; None before the first step."""
+    if time is None:
+        return None
+    before, missing = runs_before(recording.path, report.run.previous or "")
+    known = [(run.run, run.time) for run in before if run.time is not None]
+    return goodput([*known, (report.run.id or "", time)], missing or None, price)
 
 
 @few_collections()

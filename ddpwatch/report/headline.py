@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
+from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE
 from ddpwatch.analysis.figures import OverlapFigures, Report
+from ddpwatch.analysis.goodput import PER_HOUR
 from ddpwatch.analysis.means import ENOUGH_FULL
-from ddpwatch.common.text import UNKNOWN, adding_up, number, percent, plus_minus, short_count
+from ddpwatch.common.text import UNKNOWN, adding_up, number, percent, plus_minus, short_count, three_digits
+
+PART_NAMES = {  # of a job's time, besides steps
+    "pauses": "pauses", "hangs": "hangs", "startup": "start-up", "between_runs": "between runs", "other": "other",
+}  # fmt: skip
 
 
 def step_sentence(report: Report) -> str:
@@ -56,6 +63,28 @@ def throughput_sentence(report: Report) -> str:
     return f"throughput: {', '.join(found) or UNKNOWN}; counted by {done.ranks} of {ranks or UNKNOWN} ranks"
 
 
+def goodput_sentence(report: Report) -> str:
+    """Returns which share of the job's rank-time steps took, what the rest was, and what lost time costs.
+
+    Empty if a part of the recording was selected.
+    """
+    found = report.goodput
+    if found is None:
+        return ""
+    hours = rank_seconds(report.run.timing_source).replace("seconds", "hours")
+    shares = {part: seconds / found.rank_seconds for part, seconds in found.seconds.items() if part != "steps"}
+    rest = [f"{percent(share, 1)} {PART_NAMES[part]}" for part, share in shares.items() if share >= LEAST_SHARE]
+    runs = f" in {len(found.runs)} runs" if len(found.runs) > 1 else ""
+    parts = [
+        f"goodput: {percent(found.ratio, 1)} of {three_digits(found.rank_seconds / PER_HOUR)} {hours}{runs}",
+        f"the rest: {', '.join(rest)}" if rest else "",
+        f"lost time: {three_digits(found.lost_hours)} {hours}",
+        f"cost: {three_digits(found.cost)}, {three_digits(found.lost_cost)} of it lost" if found.cost else "",
+        f"the run before, {found.missing}, is not here" if found.missing else "",
+    ]
+    return "; ".join(filter(None, parts))
+
+
 def exposed_parts(overlap: OverlapFigures) -> dict[str, str]:
     """Returns waiting and transfer (ms), which add up to what is exposed as it is shown, and what may be either."""
     if overlap.exposed_ms is None:
@@ -86,6 +115,7 @@ def tiles(report: Report) -> Mapping[str, str]:
         **{name: f"{text} ms" for name, text in exposed_parts(overlap).items()},
         "communication is": rests_on(report),
         **({"throughput": text.removeprefix("throughput: ")} if (text := throughput_sentence(report)) else {}),
+        **({"goodput": text.removeprefix("goodput: ")} if (text := goodput_sentence(report)) else {}),
     }
 
 

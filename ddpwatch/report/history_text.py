@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ddpwatch.analysis.history import RunHistory
-from ddpwatch.common.text import clean, number, percent
+from ddpwatch.analysis.figures import GoodputFigures
+from ddpwatch.analysis.goodput import goodput
+from ddpwatch.analysis.history import PastRun, RunHistory
+from ddpwatch.analysis.throughput import throughput_text
+from ddpwatch.common.text import UNKNOWN, clean, number, percent
 from ddpwatch.common.text import table as text_table
 from ddpwatch.report.charts import FEWEST_POINTS, chart
 
-_HEADER = ["started", "commit", "step ms", "steps", "lost", "recording"]
+_HEADER = ["started", "commit", "step ms", "steps", "throughput", "lost", "goodput", "recording"]
 MOST_WORST = 60  # characters of an incident
+
+
+def goodput_of(run: PastRun) -> GoodputFigures | None:
+    """Returns that of the run alone."""
+    return None if run.time is None else goodput([(run.run, run.time)])
 
 
 def render_history(history: RunHistory, width: int | None = None) -> str:
@@ -24,7 +32,9 @@ def render_history(history: RunHistory, width: int | None = None) -> str:
             run.commit,
             number(run.step_ms),
             str(run.steps),
+            throughput_text(run.throughput) or UNKNOWN,
             percent(run.lost, 1),
+            percent(None if (found := goodput_of(run)) is None else found.ratio, 1),
             clean(run.path.rpartition("/")[2]),
         ]
         for run in history.runs

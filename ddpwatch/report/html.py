@@ -29,7 +29,7 @@ from ddpwatch.report import incidents as worst
 from ddpwatch.report.build import Drawn
 from ddpwatch.report.headline import tiles
 from ddpwatch.report.lost import account_table, bar_parts, lost_sentence
-from ddpwatch.report.tables import collective_tables, explanation_table, phase_table
+from ddpwatch.report.tables import collective_tables, explanation_table, phase_table, rank_table
 from ddpwatch.report.text import chosen_sentence, cost_sentence
 from ddpwatch.wire.messages import ALL_REDUCE, OWN_COLLECTIVES, Layout
 
@@ -46,13 +46,14 @@ def render_html(report: Report, drawn: Drawn, version: str) -> bytes:
         drawn: Of the same recording.
         version: Of ddpwatch.
     """
-    outline = drawn.outline
+    outline, ranks = drawn.outline, rank_table(report)
     shown = [*collective_tables(report), *map(explanation_table, report.explained)]
     data = {
         "report": _cleaned(report.as_json()),
         "timed_by": timed_by(clean(report.run.timing_source or UNKNOWN)),
-        "tiles": list(tiles(report).items()),
+        "tiles": _cleaned(list(tiles(report).items())),
         "phases": phase_table(report).rows,
+        "ranks": _cleaned([ranks.title, ranks.header, ranks.rows]),
         "collectives": _cleaned([(found.title, found.header, found.rows) for found in shown]),
         "lost": _cleaned(_lost(report)),
         "cost": " · ".join(filter(None, (cost_sentence(report), chosen_sentence(report)))),

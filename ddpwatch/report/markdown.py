@@ -8,7 +8,7 @@ from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import UNKNOWN, clean
 from ddpwatch.report import incidents as worst
-from ddpwatch.report.headline import exposed_sentence, step_sentence, throughput_sentence
+from ddpwatch.report.headline import exposed_sentence, goodput_sentence, step_sentence, throughput_sentence
 from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
 
@@ -29,7 +29,7 @@ def render_markdown(report: Report) -> str:
         "",
         f"- {plain(step_sentence(report))}",
         f"- {plain(exposed_sentence(report))}",
-        *([f"- {plain(text)}"] if (text := throughput_sentence(report)) else []),
+        *(f"- {plain(text)}" for text in (throughput_sentence(report), goodput_sentence(report)) if text),
         "",
         *_lost(report),
         "### Incidents",

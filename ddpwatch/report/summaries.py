@@ -15,11 +15,11 @@ from ddpwatch.analysis.run import Run
 from ddpwatch.common.garbage import few_collections
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError
-from ddpwatch.recording.names import parts_of
+from ddpwatch.recording.names import parts_of, recordings_in
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run.state_folder import state_folder
 from ddpwatch.version import __version__
-from ddpwatch.wire.messages import Hello
+from ddpwatch.wire.messages import Hello, run_before
 from ddpwatch.wire.transport import Frame
 
 FILE = "history.sqlite"
@@ -37,6 +37,37 @@ def summaries(paths: Iterable[Path], note: Callable[[str], object] = lambda _: N
                 continue
             if found is not None:
                 yield found
+
+
+def runs_before(path: Path, previous: str) -> tuple[list[PastRun], str]:
+    """Returns the runs that a run's job was before, oldest first, and which run before these has no recording.
+
+    Args:
+        path: The run's recording. Those of others are beside it.
+        previous: The run before it; empty if there is none.
+    """
+    found: list[PastRun] = []
+    if not previous:
+        return found, ""
+    beside = _by_run(recordings_in(path.absolute().parent))
+    with contextlib.closing(SummaryCache.open(lambda _: None)) as cache:
+        while (recorded := beside.pop(previous, None)) is not None:
+            summary = cache.summary(recorded)
+            if summary is None:
+                break
+            found.insert(0, summary)
+            previous = summary.previous
+    return found, previous
+
+
+def _by_run(paths: Iterable[Path]) -> dict[str, Path]:
+    """Returns the largest recording of each run."""
+    found: list[tuple[int, str, Path]] = []
+    for path in paths:
+        with contextlib.suppress(DdpwatchError, OSError):
+            recording = Recording(path)
+            found.append((recording.nbytes, recording.metadata.get("run_id", ""), path))
+    return {run: path for _, run, path in sorted(found)}
 
 
 class SummaryCache:
@@ -114,10 +145,13 @@ def summary_of(path: Path) -> PastRun | None:
         device=clean(hello.device_name or hello.device_kind),
         parameters=hello.parameters,
         commit=clean(recording.metadata.get("commit", "")),
+        previous=run_before({rank: each.previous for rank, each in hellos.items()}),
         steps=figures.steps,
         step_ms=(figures.step_ms_p50 or None) if figures.steps >= FEWEST_STEPS else None,
         phases_ms=figures.phases_ms_p50,
         lost=run.lost().lost_share,
+        time=run.time(),
+        throughput=run.throughput.figures(run.estimate().step_ns),
         worst=clean(incidents[0].message) if incidents else "",
     )
 

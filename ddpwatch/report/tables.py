@@ -26,7 +26,7 @@ class Table:
     rows: list[list[str]]
 
 
-CLOCK_COLUMN = "clock ±ms"  # only of runs with several clocks
+NOW_AND_THEN = ("clock ±ms", "host memory", "GPU memory", "by tensors")  # only where that is known of a rank
 
 RANK_COLUMNS: Columns[RankFigures] = {
     "rank": lambda row: str(row.rank),
@@ -37,7 +37,10 @@ RANK_COLUMNS: Columns[RankFigures] = {
     "wait ms": lambda row: number(row.wait_ms_p50),
     "overlap": lambda row: percent(row.overlap),
     "exposed ms": lambda row: number(row.exposed_ms),
-    CLOCK_COLUMN: lambda row: number(row.clock_error_ms),
+    "clock ±ms": lambda row: number(row.clock_error_ms),
+    "host memory": lambda row: size(row.memory.host_peak_bytes),
+    "GPU memory": lambda row: size(row.memory.gpu_peak_bytes),
+    "by tensors": lambda row: size(row.memory.gpu_allocated_peak_bytes),
     "lost messages": lambda row: str(row.dropped),
     "end": lambda row: describe_end(row.end) if row.end else UNKNOWN,
 }
@@ -79,12 +82,15 @@ UNITS: Mapping[str, tuple[str, frozenset[str]]] = {
 
 def tables(report: Report, omit: Collection[str] = ()) -> list[Table]:
     """Returns the tables that have rows, without the columns to omit."""
-    if all(row.clock_error_ms is None for row in report.ranks):
-        omit = {*omit, CLOCK_COLUMN}
-    ranks = _table("Ranks (means; late and wait: p50)", RANK_COLUMNS, report.ranks, omit)
     explained = map(explanation_table, report.explained)
-    found = [phase_table(report), ranks, *explained, *collective_tables(report, omit)]
+    found = [phase_table(report), rank_table(report), *explained, *collective_tables(report, omit)]
     return [table for table in found if table.rows]
+
+
+def rank_table(report: Report) -> Table:
+    """Returns a row per rank."""
+    unknown = {name for name in NOW_AND_THEN if all(RANK_COLUMNS[name](row) == UNKNOWN for row in report.ranks)}
+    return _table("Ranks (means; late and wait: p50; memory: peak)", RANK_COLUMNS, report.ranks, unknown)
 
 
 def collective_tables(report: Report, omit: Collection[str] = ()) -> list[Table]:

@@ -6,7 +6,7 @@ from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.figures import Report, StepCounts
 from ddpwatch.common.text import UNKNOWN, clean, percent, size, table
 from ddpwatch.report import incidents as worst
-from ddpwatch.report.headline import exposed_sentence, step_sentence, throughput_sentence
+from ddpwatch.report.headline import exposed_sentence, goodput_sentence, step_sentence, throughput_sentence
 from ddpwatch.report.lost import account_table, bar, lost_sentence
 from ddpwatch.report.tables import Table, tables
 from ddpwatch.sampling.cost import NO_COST
@@ -67,7 +67,8 @@ def _head(report: Report) -> list[str]:
         step_sentence(report),
         exposed_sentence(report),
     ]
-    lines += filter(None, (throughput_sentence(report), cost_sentence(report), chosen_sentence(report)))
+    more = (throughput_sentence(report), goodput_sentence(report), cost_sentence(report), chosen_sentence(report))
+    lines += map(clean, filter(None, more))
     recording = report.recording
     if recording is not None:
         cut = ", cut off at the end" if recording.cut_tail else ""

@@ -23,11 +23,13 @@ from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
 from ddpwatch.analysis.explanation import Explanations
-from ddpwatch.analysis.figures import ThroughputFigures
+from ddpwatch.analysis.figures import GoodputFigures, ThroughputFigures
+from ddpwatch.analysis.goodput import goodput
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.kept_steps import KeptSteps
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.means import ENOUGH_FULL
+from ddpwatch.analysis.memory import Memory
 from ddpwatch.analysis.retention import KEEP_MARKS
 from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.step import missing_steps
@@ -125,6 +127,7 @@ class RunState:
         clocks: The ranks' clocks; of several, the steps that all ranks have sent are on one time line where possible.
         layouts: By module, group and epoch.
         explanations: Why ranks are late, as far as somebody has asked.
+        memory: What ranks use.
         off: What ddpwatch has stopped seeing.
         end: The collector's goodbye, once the run is over.
     """
@@ -149,6 +152,7 @@ class RunState:
     clocks: ClockDomains = field(init=False)
     diagnosis: Diagnosis = field(init=False)
     explanations: Explanations = field(init=False)
+    memory: Memory = field(init=False)
     _run: Run = field(init=False)
     _kept: KeptSteps = field(default_factory=KeptSteps)
     _ranks: dict[int, RankState] = field(default_factory=dict)
@@ -162,7 +166,7 @@ class RunState:
     def __post_init__(self) -> None:
         self._run = run = Run(kept=self._kept)
         self.groups, self.layouts, self.clocks, self.diagnosis = run.groups, run.layouts, run.clocks, run.diagnosis
-        self.explanations = run.explanations
+        self.explanations, self.memory = run.explanations, run.memory
 
     @property
     def steps(self) -> OrderedDict[int, StepAcrossRanks]:
@@ -281,6 +285,11 @@ class RunState:
     def throughput(self, step_ns: float | None) -> ThroughputFigures | None:
         """Returns what the newest steps get done, given what they take; None if nothing is counted."""
         return self._run.throughput.figures(step_ns, newest=True)
+
+    def goodput(self) -> GoodputFigures | None:
+        """Returns the share of the rank-time that steps took so far; None before the first."""
+        time = self._run.time()
+        return None if time is None else goodput([(self.run_id, time)])
 
     def verdict(self, summary: Summary, incidents: Sequence[Incident], lost: LostTime | None = None) -> Verdict:
         """Returns what matters most now, given the figures of the newest steps, all incidents, and what is lost."""

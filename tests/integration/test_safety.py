@@ -458,3 +458,4 @@ def test_an_elastic_restart(tmp_path: Path) -> None:
     assert [row["steps"] for row in first["ranks"]] == [4, 4]
     assert [row["steps"] for row in second["ranks"]] == [8, 8]
     assert [row["end"]["reason"] for row in second["ranks"]] == ["finished", "finished"]
+    assert 0 < second["goodput"]["ratio"] < 1

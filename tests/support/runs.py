@@ -72,9 +72,11 @@ def run_of(
         yield bye, BEGIN + (steps + 2) * 110 * MS
 
 
-def record(path: Path, frames: Iterator[tuple[Message, int]] | None = None, flush_every: int = 8) -> Path:
+def record(
+    path: Path, frames: Iterator[tuple[Message, int]] | None = None, flush_every: int = 8, run_id: str = "train-1"
+) -> Path:
     """Writes a run to a file."""
-    writer = RecordingWriter(path, {"run_id": "train-1"})
+    writer = RecordingWriter(path, {"run_id": run_id})
     for number, (message, received_ns) in enumerate(frames or run_of()):
         writer.write_message(message, Envelope(number + 1, received_ns, encode(message)))
         if number % flush_every == flush_every - 1:

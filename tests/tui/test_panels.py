@@ -21,7 +21,7 @@ from ddpwatch.tui.paint.page import paint_page
 from ddpwatch.tui.paint.screen_layout import layout
 from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
-from ddpwatch.wire.messages import Status
+from ddpwatch.wire.messages import RankSample, Status
 from tests.support.frames import (
     beat,
     bye,
@@ -164,6 +164,17 @@ class TestTable:
         rows = self.rows([*run(), beat(1, 40, dropped=3)])
         assert rows[0].split()[-2:] == ["lost", "messages"]
         assert [row.split()[-1] for row in rows[1:3]] == ["0", "3"]
+
+    def test_memory_is_there_where_it_is_measured(self):
+        used = RankSample(rank=1, at_ns=0, span_ns=1, memory_bytes=3 << 30)
+        rows = self.rows([*run(), used], width=120)
+        assert rows[0].split()[-2:] == ["host", "mem"]
+        assert rows[1].endswith(" –")
+        assert rows[2].endswith(" 3.0 GiB")
+        gpu = beat(0, 40, memory_reserved=6 << 30, memory_allocated=5 << 30, memory_peak=7 << 30)
+        rows = self.rows([*run(), used, gpu], width=120)
+        assert rows[0].split()[-4:] == ["host", "mem", "GPU", "mem"]
+        assert rows[1].endswith(" 6.0 GiB")
 
     def test_the_slowest_is_marked(self):
         rows = self.rows(run(late_rank=1))

@@ -1,12 +1,18 @@
-"""Lost time: accounts that add up."""
+"""Lost time: accounts that add up. Goodput: what steps took of all time."""
 
+import dataclasses
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from ddpwatch.wire.messages import Mark
+from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
+from ddpwatch.analysis.goodput import RunSpan
+from ddpwatch.wire.messages import Mark, Step
 from tests.support.frames import (
+    EPOCH_NS,
     MS,
     START_NS,
     bare,
@@ -18,6 +24,7 @@ from tests.support.frames import (
     synchronous,
 )
 
+S = 1000 * MS
 LATE = st.lists(st.integers(0, 300), min_size=3, max_size=3)
 STATUS = st.sampled_from(["ok", "ok", "shadow", "shadow", "unwatched", "warmup", "aborted", "unresolved"])
 MARK = st.tuples(st.sampled_from(["gc", "save", "compile", "validation"]), st.integers(0, 2), st.integers(0, 90))
@@ -86,3 +93,43 @@ def test_light_steps_say_the_same():
     accounts = Counter({account.name: account.ns for account in lost.accounts if account.name != "compute"})
     assert accounts["waiting"] == 20 * 30 * MS
     assert accounts["transfer"] == 20 * (20 + 10) * MS
+
+
+PARTS = ("steps", "pauses", "hangs", "startup", "other")
+
+
+def time_of(*accounts, ranks=2, between_s=0, first=0, hangs=()):
+    """The parts of a run of 100 s whose first step ends after 11 s and took 1 s."""
+    span = RunSpan()
+    for at_s, message in ((0, hello()), (11, step(0, first)), (100, bye())):
+        span.apply_message(
+            replace(message, duration_ns=S) if isinstance(message, Step) else message, EPOCH_NS + at_s * S
+        )
+    own = tuple(Account(name, None, phase, seconds * S) for name, phase, seconds in accounts)
+    found = span.time(LostTime(accounts=own, between_steps_ns=between_s * S), hangs, ranks)
+    assert sum(found.seconds.values()) == pytest.approx(ranks * (found.until - found.since))
+    return [found.seconds[part] for part in PARTS], found.lost_seconds
+
+
+def test_steps_are_what_neither_starts_pauses_nor_ends():
+    accounts = [("compute", "forward", 80), ("transfer", "exposed_comm", 20), ("input", "data", 9), ("startup", "", 2)]
+    accounts += [("pause", "checkpoint", 6), ("waiting", "checkpoint", 5), ("waiting", "backward", 7)]
+    accounts += [("other", "", 12), ("other", "aborted", 3)]
+    assert time_of(*accounts, between_s=8) == ([120, 11, 0, 22, 47], 47)
+
+
+def test_a_hang_takes_the_time_of_all_ranks():
+    hang = Incident("hang", "error", "", ranks=(1,), cost_ns=30 * S)
+    assert time_of(("compute", "", 100), ("waiting", "", 30), hangs=[hang])[0] == [70, 0, 60, 20, 50]
+    never_ended = dataclasses.replace(hang, in_steps=False)
+    assert time_of(("compute", "", 100), ("waiting", "", 30), hangs=[never_ended])[0] == [100, 0, 60, 20, 20]
+    lasting = dataclasses.replace(never_ended, open=True)
+    assert time_of(("compute", "", 100), hangs=[lasting])[0] == [100, 0, 60, 20, 20]
+
+
+def test_whoever_comes_later_judges_from_there_on():
+    assert time_of(("compute", "", 150), first=700)[0] == [150, 0, 0, 0, 30]
+
+
+def test_before_the_first_step_there_is_none():
+    assert RunSpan().time(LostTime(), [], 2) is None

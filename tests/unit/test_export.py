@@ -22,7 +22,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous, word
 from ddpwatch.export.chrome_trace import align, write_chrome
-from ddpwatch.export.tables import TABLES, step_rows
+from ddpwatch.export.tables import TABLES, step_rows, throughput_rows
 from ddpwatch.export.writers import FORMATS, export, format_for
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
@@ -40,10 +40,11 @@ from ddpwatch.wire.messages import (
     Message,
     Status,
     Step,
+    Trained,
 )
 from ddpwatch.wire.transport import Envelope
 from tests.support import chrome_trace
-from tests.support.frames import bare
+from tests.support.frames import bare, beat
 from tests.support.runs import BEGIN, HOSTILE, MS, hello_of, record, run_of, step_of
 
 ALL = Selection()
@@ -271,7 +272,7 @@ def test_a_rank_without_an_introduction_has_a_name(tmp_path: Path) -> None:
 
 def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
     written = export(Recording(recorded), "csv", tmp_path / "out", ALL)
-    assert [line.rsplit(" ", 2)[1] for line in written] == ["24", "48", "2", "1", "1", "2"]
+    assert [line.rsplit(" ", 2)[1] for line in written] == ["24", "48", "2", "1", "1", "2", "0"]
     with (tmp_path / "out" / "steps.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 24
@@ -285,6 +286,26 @@ def test_tables_as_csv(recorded: Path, tmp_path: Path) -> None:
         }
     )  # fmt: skip
     assert {file.name for file in (tmp_path / "out").iterdir()} == {f"{name}.csv" for name in TABLES}
+
+
+def test_throughput_is_of_the_steps_between_two_counts() -> None:
+    """Before the first count, and where a step is missing, nothing is known."""
+    messages: list[Message] = []
+    for number in range(30):
+        for rank in (0, 1):
+            if number % 8 == 0:  # rank 1 counts too late
+                counted = Trained(max(0, number - 2 * rank), samples=4 * number, tokens=50 * number if rank else None)
+                messages.append(beat(rank, number, trained=counted))
+            if (rank, number) != (0, 19):
+                messages.append(step_of(rank, number))
+    found = list(throughput_rows((message, Envelope(1, BEGIN, b"")) for message in messages))
+    assert [(row.rank, row.since_step, row.until_step, row.samples) for row in found if not row.rank] == [
+        (0, 0, 8, 32), (0, 8, 16, 32), (0, 16, 24, 32),
+    ]  # fmt: skip
+    assert [row.samples_s for row in found if not row.rank] == pytest.approx([40, 40, None])
+    late = [row for row in found if row.rank]
+    assert [(row.since_step, row.until_step, row.tokens) for row in late] == [(0, 6, 400), (6, 14, 400), (14, 22, 400)]
+    assert [row.tokens_s for row in late] == pytest.approx([400 / 0.6, 500, 500])
 
 
 def test_what_a_bare_step_did_is_unknown() -> None:

@@ -96,9 +96,12 @@ def test_a_recording_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (found,) = json.loads(read("--json").stdout)
     (run,) = found["runs"]
     assert (run["path"], run["steps"], run["step_ms"], run["started"]) == (str(file), 29, 100.0, 1_700_000_000.0)
+    assert run["time"]["seconds"]["steps"] == pytest.approx(2 * 2.9)
     monkeypatch.setattr(summaries, "summary_of", lambda path: pytest.fail(f"{path} is read again"))
     (tmp_path / "torn.mcap").unlink()
-    assert "run.mcap" in read("train.py").stdout
+    shown = read("train.py").stdout.splitlines()[-1].split()
+    assert shown[3:5] == ["29", "–"]  # steps, throughput
+    assert "run.mcap" in shown
     assert isinstance(read("other.py").exception, UsageError)
     monkeypatch.undo()
     file.unlink()

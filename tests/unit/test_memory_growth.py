@@ -10,6 +10,8 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.rules.memory_growth import MemoryGrowth
+from ddpwatch.analysis.figures import RankMemory
+from ddpwatch.analysis.memory import NOT_MEASURED, Memory
 from ddpwatch.collector.memory_left import MemoryLeft
 from ddpwatch.collector.rank_samples import RankSampler
 from ddpwatch.wire.messages import Device, RankSample
@@ -128,6 +130,18 @@ def test_where_nobody_says_what_is_left_nothing_is_foretold() -> None:
     for step in range(0, 1000, 10):
         rule.apply_message(beat(0, step, at_ns=step * SECOND // 10, memory_reserved=step * MB))
     assert not list(rule.incidents())
+
+
+def test_what_ranks_use_and_the_most_that_was_seen() -> None:
+    memory = Memory()
+    for used in (5, 9, 7):
+        memory.apply_message(RankSample(rank=0, at_ns=0, span_ns=SECOND, memory_bytes=used))
+        memory.apply_message(beat(1, memory_reserved=10 * used, memory_allocated=used, memory_peak=30 + used))
+    memory.apply_message(RankSample(rank=0, at_ns=0, span_ns=SECOND))
+    memory.apply_message(beat(0))
+    assert memory.of_rank(0) == RankMemory(7, 9, None, None, None, None)
+    assert memory.of_rank(1) == RankMemory(None, None, 70, 90, 7, 39)
+    assert memory.of_rank(2) == NOT_MEASURED
 
 
 # -- what is left --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ddpwatch.metrics.follow import follow, follow_all
 from ddpwatch.metrics.otlp import metrics_url, pushing
 from ddpwatch.metrics.prometheus import listening, parse_listen
 from ddpwatch.run.rundir import RunInfo
-from ddpwatch.wire.messages import Step, Trained
+from ddpwatch.wire.messages import RankSample, Step, Trained
 from tests.support.dashboards import FakeJobs, FakeSource
 from tests.support.frames import RUN, beat, bye, hello, layout, run, state_of, status, synchronous
 from tests.support.prometheus import check_with_promtool, scrape
@@ -37,7 +37,9 @@ ONE_FLEET = pytest.mark.xdist_group("fleet")  # which takes seconds to make
 @pytest.fixture(scope="module")
 def board() -> Board:
     counted = [beat(0, dropped=3, trained=Trained(n, samples=8 * n, tokens=700 * n)) for n in (0, 40)]
-    state = state_of([*run(40, late_rank=1), *(hello(rank, peak_flops=1e12) for rank in (0, 1)), *counted, status()])
+    about = [*(hello(rank, peak_flops=1e12) for rank in (0, 1)), *counted, status()]
+    about += [RankSample(rank=1, at_ns=0, span_ns=1, memory_bytes=nbytes) for nbytes in (7, 5)]
+    state = state_of([*run(40, late_rank=1), *about])
     return Board(RUN, Meter().read(state))
 
 
@@ -55,6 +57,8 @@ def test_the_figures_are_those_of_the_state(board: Board) -> None:
     assert value(board, "frames") == 10
     assert value(board, "steps") == 40
     assert value(board, "tokens") == pytest.approx(700 / 0.14)
+    assert (value(board, "memory", "1", "host"), value(board, "memory_peak", "host")) == (5, 7)
+    assert 0.5 < value(board, "goodput") < 1
     assert value(board, "ranks", "running") == 2
     assert value(board, "open_incidents", "straggler") == 1
     assert sum(sample.value for sample in board.values["phase"]) == pytest.approx(value(board, "step"))
@@ -140,7 +144,7 @@ def test_a_scrape(board: Board) -> None:
 def test_names_follow_the_conventions() -> None:
     for metric in METRICS:
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", metric.name)
-        assert metric.unit in ("", "seconds", "ratio", "bytes_per_second", "per_second")
+        assert metric.unit in ("", "seconds", "ratio", "bytes", "bytes_per_second", "per_second")
         assert metric.help[0].isupper()
     assert len({metric.sample_name for metric in METRICS}) == len(METRICS)
 
@@ -227,7 +231,7 @@ def test_a_push(board: Board, stub: Stub) -> None:
 
 def check_pushed(found: Any, metric: Metric, samples: Sequence[Sample]) -> None:
     """The kind, the unit (after UCUM), and each value with its attributes."""
-    units = {"seconds": "s", "ratio": "1", "bytes_per_second": "By/s", "per_second": "1/s", "": "1"}
+    units = {"seconds": "s", "ratio": "1", "bytes": "By", "bytes_per_second": "By/s", "per_second": "1/s", "": "1"}
     assert (found.unit, found.description) == (units[metric.unit], metric.help)
     assert found.WhichOneof("data") == ("sum" if metric.counter else "gauge")
     if metric.counter:

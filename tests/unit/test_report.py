@@ -32,7 +32,7 @@ from ddpwatch.report.incidents import MOST_INCIDENTS, fail_if, parse_kinds
 from ddpwatch.report.lost import MOST_ROWS, account_table, bar, lost_sentence
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
-from ddpwatch.wire.messages import Bye, Mark, Message, Span, Step
+from ddpwatch.wire.messages import Bye, Hello, Mark, Message, Span, Step
 from tests.support import chrome_trace
 from tests.support.runs import MS, record, run_of
 
@@ -98,6 +98,39 @@ def test_the_first_sentence_says_where_the_time_went(report: Report) -> None:
     )
     assert lost_sentence(found) in render_report(found)
     assert "14.2 % of 8 ranks" in render_markdown(found)
+
+
+def restarted(previous: str) -> Iterator[tuple[Message, int]]:
+    """The run after that, 10 s later."""
+    for message, at in run_of():
+        named = replace(message, run_id="train-2", previous=previous) if isinstance(message, Hello) else message
+        yield named, at + 10_000 * MS
+
+
+def test_goodput_is_of_all_runs_of_the_job(tmp_path: Path) -> None:
+    """A run takes 1.54 s: 11 steps of 100 ms, one for the warm-up, gaps, a start and an end."""
+    record(tmp_path / "run.mcap", run_of())
+    record(tmp_path / "other.mcap", run_of(), run_id="train-0")
+    second = record(tmp_path / "run.1.mcap", restarted("train-1"), run_id="train-2")
+    found = report_of(second, price=3600).goodput
+    assert found is not None
+    assert (found.runs, found.missing) == (["train-1", "train-2"], None)
+    assert found.seconds["between_runs"] == pytest.approx(2 * (10 - 1.54))
+    assert found.seconds["steps"] == pytest.approx(2 * 2 * 1.1)
+    assert found.seconds["startup"] == pytest.approx(2 * 2 * 0.11)
+    assert found.rank_seconds == pytest.approx(2 * 11.54) == pytest.approx(sum(found.seconds.values()))
+    assert found.ratio == pytest.approx(1.1 / 5.77)
+    assert (found.cost, found.lost_cost) == (pytest.approx(found.rank_seconds), pytest.approx(3600 * found.lost_hours))
+    assert "goodput: 19.1 % of 0.0064 process-hours in 2 runs; the rest: " in render_report(
+        report_of(second, price=3600)
+    )
+    assert "; cost: 23.1, " in render_report(report_of(second, price=3600))
+    (tmp_path / "run.mcap").unlink()
+    alone = report_of(second)
+    assert "the run before, train-1, is not here" in render_markdown(alone)
+    assert alone.goodput is not None
+    assert (alone.goodput.runs, alone.goodput.cost) == (["train-2"], None)
+    assert report_of(second, Selection(first=3)).goodput is None
 
 
 def test_of_many_hosts_the_text_has_the_number(report: Report) -> None:

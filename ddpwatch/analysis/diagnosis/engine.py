@@ -395,6 +395,7 @@ class Diagnosis:
         lost = LostTime(
             rank_ns=total,
             accounts=tuple(sorted(accounts, key=lambda account: -account.ns)),
+            between_steps_ns=ledger.between_steps_ns,
             watched=ledger.watched_ns / total if total else None,
             ranks=ledger.ranks,
         )

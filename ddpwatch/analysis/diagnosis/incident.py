@@ -267,6 +267,7 @@ class LostTime:
     Attributes:
         rank_ns: From each rank's first step to the end of its last one, added up.
         accounts: Largest first; they add up to ``rank_ns``.
+        between_steps_ns: What lies between steps and is no pause that a mark explains; a part of "other".
         watched: The share of the time that was split by its own stamps. Bare steps are split like watched ones.
         ranks: Of how many ranks.
         costly: Whether so much is lost that it is worth a word.
@@ -275,6 +276,7 @@ class LostTime:
 
     rank_ns: int = 0
     accounts: tuple[Account, ...] = ()
+    between_steps_ns: int = 0
     watched: float | None = None
     ranks: int = 0
     costly: bool = False

@@ -16,7 +16,7 @@ from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict
 from ddpwatch.analysis.diagnosis.words.why_unwatched import NOT_KNOWN, Why
 from ddpwatch.analysis.diagnosis.words.wording import ACTIVITIES, LIVE_PHASES
-from ddpwatch.analysis.figures import ThroughputFigures
+from ddpwatch.analysis.figures import RankMemory, ThroughputFigures
 from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
 from ddpwatch.sampling.cost import Cost
@@ -97,6 +97,7 @@ class RankLine:
     step: int | None
     dropped: int
     summary: RankSummary
+    memory: RankMemory
     slowest: bool = False
 
 
@@ -168,7 +169,8 @@ def rank_lines(
     def line(rank: int) -> RankLine:
         known = state.ranks[rank]
         status = rank_status(state, known, rank in stuck)
-        return _rank_line(known, hosts.of_rank.get(rank, ""), status, summary, rank == blamed)
+        host = hosts.of_rank.get(rank, "")
+        return _rank_line(known, host, status, summary, state.memory.of_rank(rank), rank == blamed)
 
     return ByRank(ranks, line)
 
@@ -336,7 +338,9 @@ def lines_shown(model: Overview, first: int | None, room: int) -> Sequence[RankL
     return model.ranks[start : start + room]
 
 
-def _rank_line(rank: RankState, host: str, status: tuple[str, str], summary: Summary, blamed: bool) -> RankLine:
+def _rank_line(
+    rank: RankState, host: str, status: tuple[str, str], summary: Summary, memory: RankMemory, blamed: bool
+) -> RankLine:
     text, severity = status
     return RankLine(
         rank=rank.rank,
@@ -347,6 +351,7 @@ def _rank_line(rank: RankState, host: str, status: tuple[str, str], summary: Sum
         step=rank.last_step.step if rank.last_step else None,
         dropped=rank.dropped,
         summary=summary.ranks.get(rank.rank, RankSummary(rank.rank)),
+        memory=memory,
         slowest=blamed,
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
+from ddpwatch.analysis.figures import RankMemory
 from ddpwatch.analysis.step import StepFigures
-from ddpwatch.common.text import UNKNOWN, ms, percent
+from ddpwatch.common.text import UNKNOWN, ms, percent, size
 from ddpwatch.tui.models.devices import DeviceLine
 from ddpwatch.tui.models.overview import Overview, RankLine
 from ddpwatch.tui.models.ranks import SHADES, HeatMap
@@ -172,7 +173,9 @@ def paint_rank(
     if summary.clock_error_ns is not None:
         figures.append(f"clock ±{ms(summary.clock_error_ns)} ms")
     canvas.put_runs(1, 1, fit([Field(text, text, number) for number, text in enumerate(figures)], width - 2))
-    top = 2 + _paint_phase_means(canvas, summary.phases_ns, 2)
+    memory = _memory_fields(row.memory)
+    canvas.put_runs(1, 2, fit(memory, width - 2))
+    top = _paint_phase_means(canvas, summary.phases_ns, 2 + bool(memory))
     below = min(len(devices) + 1 + min(len(marks), 4), max(height - top - 7, 0))
     chart = max(height - top - 1 - below, 0)
     _paint_phases(canvas, history, top, chart)
@@ -186,15 +189,26 @@ def paint_rank(
     return canvas.rows()
 
 
+def _memory_fields(memory: RankMemory) -> list[Field]:
+    """Returns what memory the rank uses, with the most that was seen; nothing of what is not measured."""
+    used = {
+        "host memory": (memory.host_bytes, memory.host_peak_bytes),
+        "GPU memory reserved": (memory.gpu_bytes, memory.gpu_peak_bytes),
+        "by tensors": (memory.gpu_allocated_bytes, memory.gpu_allocated_peak_bytes),
+    }
+    texts = {f"{name} {size(now)}": f" (peak {size(peak)})" for name, (now, peak) in used.items() if now is not None}
+    return [Field(text + peak, text, number) for number, (text, peak) in enumerate(texts.items())]
+
+
 def _paint_phase_means(canvas: Canvas, means: Mapping[str, float], y: int) -> int:
-    """Returns the mean of each phase, from row ``y`` on; returns how many rows that takes."""
-    x, first = 1, y
+    """Paints the mean of each phase, from row ``y`` on; returns the row after them."""
+    x = 1
     for phase, full, _, style, glyph in PHASE_STYLES:
         text = f" {full} {ms(means.get(phase))} ms  "
         if canvas.width < _WRAPPED and x > 1 and x + 2 + len(text.rstrip()) > canvas.width:
             x, y = 1, y + 1
         x = canvas.put(canvas.put(x, y, glyph * 2, style), y, text, "dim")
-    return y - first + 1
+    return y + 1
 
 
 def _paint_phases(canvas: Canvas, history: Sequence[StepFigures], y: int, height: int) -> None:

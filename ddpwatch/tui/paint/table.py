@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from ddpwatch.common.text import UNKNOWN, ms, percent
+from ddpwatch.common.text import UNKNOWN, ms, percent, size
 from ddpwatch.tui.models.overview import RankLine
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.grid import Column, columns_that_fit
@@ -24,20 +24,21 @@ COLUMNS: tuple[Column[RankLine], ...] = (
     Column("wait ms", 8, lambda row: ms(row.summary.wait_ns), 3),
     Column("overlap", 8, lambda row: percent(row.summary.overlap), 4),
     Column("exposed ms", 11, lambda row: ms(row.summary.exposed_ns), 1),
-    Column("lost messages", 14, lambda row: str(row.dropped), 5),
+    Column("host mem", 11, lambda row: size(row.memory.host_bytes), 6, lambda row: row.memory.host_bytes),
+    Column("GPU mem", 11, lambda row: size(row.memory.gpu_bytes), 5, lambda row: row.memory.gpu_bytes),
+    Column("lost messages", 14, lambda row: str(row.dropped), 5, lambda row: row.dropped),
 )
+_NOW_AND_THEN = ("host mem", "GPU mem", "lost messages")  # only there if a rank has some
 _HOST = 22  # with the process id
 _HOST_MOST = 14  # without
 _STATUS_LEAST = 14
 _STATUS_MOST = 52
 
 
-def columns_for(width: int, lost: bool = False) -> list[Column[RankLine]]:
-    """Returns the columns that leave enough room for rank and status, which takes the rest of the width.
-
-    The last is there only if messages were ``lost``.
-    """
-    return columns_that_fit(COLUMNS if lost else COLUMNS[:-1], width - 7 - _STATUS_LEAST)
+def columns_for(width: int, ranks: Sequence[RankLine]) -> list[Column[RankLine]]:
+    """Returns the columns that leave enough room for rank and status, which takes the rest of the width."""
+    known = [column for column in COLUMNS if column.heading not in _NOW_AND_THEN or any(map(column.key, ranks))]
+    return columns_that_fit(known, width - 7 - _STATUS_LEAST)
 
 
 def paint_table(
@@ -48,13 +49,12 @@ def paint_table(
     ``others`` are not among the ``ranks``: the heading says how many there is no room for.
     """
     canvas = Canvas(width, height)
-    lost = any(row.dropped for row in ranks)
-    columns = columns_for(width, lost)
+    columns = columns_for(width, ranks)
     host = _HOST if width - sum(column.width for column in columns) - 7 - _HOST >= 34 else 0
     if hosts and not host:
         longest = max((cell_len(row.host) for row in ranks[:height]), default=0)
         host = min(max(longest, 4), _HOST_MOST) + 2
-        columns = columns_for(width - host, lost)
+        columns = columns_for(width - host, ranks)
     room = max(canvas.height - 1, 0)
     _paint_heading(canvas, columns, host, max(len(ranks) - room, 0) + others)
     first = min(max(first, 0), max(len(ranks) - room, 0))

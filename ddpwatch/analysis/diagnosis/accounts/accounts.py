@@ -235,6 +235,7 @@ class Ledger:
     Attributes:
         waits: By the rank that was waited for (ns).
         watched_ns: Rank-time of watched steps.
+        between_steps_ns: Rank-time between steps, without pauses, and steps that never came.
         estimator: Of all steps but warm-up and aborted ones.
     """
 
@@ -243,6 +244,7 @@ class Ledger:
         self._pending: list[dict[AccountKey, int]] = []  # not in there yet: columns are summed faster
         self.waits: Counter[int] = Counter()
         self.watched_ns = 0
+        self.between_steps_ns = 0
         self.estimator = Estimator()
         self._paused: Counter[AccountKey] = Counter()  # by what a rank would have done meanwhile
         self._beyond: deque[float] = deque(maxlen=REFERENCES)  # see `_without_copies`
@@ -466,6 +468,7 @@ class Ledger:
                     _add_ns(gaps, _KEYS[phase], total(intersect(left, stretches)))
                     left = subtract(left, stretches)
                 _add_ns(gaps, _UNSEEN if missing else _KEYS["other"], total(left))
+                self.between_steps_ns += 0 if missing else total(left)
             ends[rank], numbers[rank] = end if end > before else before, number
         if gaps:
             self.accounts.update(gaps)
