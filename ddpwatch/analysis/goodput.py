@@ -1,6 +1,7 @@
 """Goodput: the share of a job's rank-time that steps took, over all its runs. Pauses, hangs and restarts are the rest.
 
-A step counts unless it is a warm-up or aborted one, without what ranks pause in it, wait for one that does, or hang.
+A step counts unless it is a warm-up or aborted one, without what ranks pause in it, or hang. While one does, all that
+depend on it wait: of a pause that a mark explains, accounts say for how long, and of all others incidents.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ class RunSpan:
         for account in lost.accounts:
             parts[_part(account)] += account.ns
         parts["steps"] -= lost.between_steps_ns
-        for hang in incidents:
-            if hang.kind == "hang":  # who is waited for trains no more than those who wait
-                everyone = hang.cost_ns * ranks // max(ranks - len(hang.ranks), 1)
-                parts["hangs"] += everyone
-                parts["steps"] -= everyone if hang.in_steps else 0 if hang.open else hang.cost_ns
+        for one in incidents:
+            if one.kind == "hang" or (one.kind == "pause" and one.phase not in _PAUSES):
+                waiting = ranks - len(one.ranks)  # who is waited for trains no more than they do
+                everyone = one.cost_ns * ranks // waiting if waiting > 0 else one.cost_ns
+                parts["hangs" if one.kind == "hang" else "pauses"] += everyone
+                parts["steps"] -= everyone if one.in_steps else 0 if one.open else one.cost_ns
         parts["startup"] += ranks * max(0, self._stepped_ns - self._since_ns)
         parts["other"] += max(0, ranks * (self._until_ns - self._since_ns) - parts.total())
         return RunTime(

@@ -127,6 +127,13 @@ def test_a_hang_takes_the_time_of_all_ranks():
     assert time_of(("compute", "", 100), hangs=[lasting])[0] == [100, 0, 60, 20, 20]
 
 
+def test_a_stall_takes_it_too_unless_accounts_have_it():
+    stalls = [Incident("pause", "warning", "", ranks=ranks, cost_ns=10 * S) for ranks in ((1,), ())]
+    known = Incident("pause", "info", "", phase="validation", cost_ns=7 * S)
+    accounts = [("compute", "", 100), ("waiting", "", 10), ("pause", "validation", 7)]
+    assert time_of(*accounts, hangs=[*stalls, known])[0] == [80, 37, 0, 20, 63]
+
+
 def test_whoever_comes_later_judges_from_there_on():
     assert time_of(("compute", "", 150), first=700)[0] == [150, 0, 0, 0, 30]
 
