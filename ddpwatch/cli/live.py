@@ -44,6 +44,7 @@ from ddpwatch.version import __version__
 if TYPE_CHECKING:
     from ddpwatch.launch import Launch
     from ddpwatch.run.rundir import RunInfo
+    from ddpwatch.tui.runs import Look
     from ddpwatch.viewer.follow import ListRuns, Looker
 
 ENDED_HUNG = 124  # exit code of `run`, as of timeout(1)
@@ -152,14 +153,19 @@ def ls(
         typer.Argument(metavar="ssh://NODE", help="Other machines, through ssh, in place of this one."),
     ] = None,
     as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show them live; Enter opens a run.")] = False,
 ) -> None:
     """List live runs, with the verdict on each; exit with 1 if another machine could not be asked."""
     from ddpwatch.common.text import clean
     from ddpwatch.run import rundir
-    from ddpwatch.viewer.listing import row_of, rows_on, run_table
+    from ddpwatch.viewer.listing import rows_here, rows_on, run_table
 
+    look = partial(rows_on, nodes) if nodes else rows_here
+    if watch:
+        _watch_runs(look, bool(nodes), as_json)
+        return
     wrong: list[str] = []
-    rows = rows_on(nodes, wrong.append) if nodes else [row_of(run) for run in rundir.live_runs()]
+    rows = look(wrong.append)
     for text in wrong:
         say(f"ddpwatch: {text}")
     if as_json:
@@ -173,6 +179,18 @@ def ls(
     elif not wrong:
         say(f"no live run {'there' if nodes else f'in {rundir.directory()}'}")
     raise typer.Exit(bool(wrong))
+
+
+def _watch_runs(look: Look, elsewhere: bool, as_json: bool) -> None:
+    """Shows the live runs, and each that is chosen until its dashboard is left."""
+    from ddpwatch.tui.runs import choose_run
+    from ddpwatch.viewer.listing import address_of
+
+    if as_json or is_plain(False):
+        raise UsageError("--watch needs a terminal, and no --json", "ddpwatch ls lists the runs once")
+    while (chosen := choose_run(look, elsewhere)) is not None:
+        endpoint = address_of(chosen)
+        _show(None if endpoint else chosen, endpoint or None, False, None, None, None, None)
 
 
 @app.command()

@@ -35,7 +35,8 @@ from ddpwatch.tui.models.rank_filter import selecting
 from ddpwatch.tui.models.whole import WholeRecording
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.palette import SCHEMES
-from ddpwatch.tui.screens import MODAL_CSS, AskScreen, ExplainScreen, HelpScreen, RunPicker
+from ddpwatch.tui.runs import RUNS_CSS, RunPicker
+from ddpwatch.tui.screens import MODAL_CSS, AskScreen, ExplainScreen, HelpScreen
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.settings import Settings, load_settings
 from ddpwatch.tui.step_export import step_frames, write_step
@@ -64,7 +65,7 @@ class DashboardApp(App[int]):
     Toast {{ width: auto; max-width: 100%; margin: 0; padding: 0 1; }}
     ToastRack {{ margin: 0; padding: 0; }}
     RunView {{ width: 100%; height: 100%; }}
-    {BAR_CSS}{MODAL_CSS}
+    {BAR_CSS}{MODAL_CSS}{RUNS_CSS}
     """
     BINDINGS: ClassVar[list[BindingType]] = [*NAVIGATION, *COMMANDS]
     HORIZONTAL_BREAKPOINTS = WIDTHS
@@ -337,7 +338,7 @@ class DashboardApp(App[int]):
     def action_runs(self) -> None:
         """Offers the live runs and the recordings of ended ones."""
         if isinstance(self.feed, LiveFeed) and not isinstance(self.screen, RunPicker):
-            self.push_screen(RunPicker(self.feed.runs(), self.feed.ended()), self._choose_run)
+            self.push_screen(RunPicker(self.feed.look, self.feed.runs(), self.feed.ended()), self._choose_run)
 
     def _choose_run(self, run: RunInfo | Path | None) -> None:
         if run is not None and isinstance(self.feed, LiveFeed):

@@ -1,9 +1,7 @@
-"""The screens on top of a view: help, a question, and the choice between several runs."""
+"""The screens on top of a view: help, a question, and why a rank is late."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from rich.text import Text
@@ -11,19 +9,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Input, OptionList, Static
-from textual.widgets.option_list import Option
+from textual.widgets import Input, Static
 
-from ddpwatch.run.rundir import RunInfo, run_of
 from ddpwatch.tui.explaining import Explaining
-from ddpwatch.tui.text import shorten_name
 
 MODAL_CSS = """
     ModalScreen { align: center middle; background: $background 60%; overflow: hidden; }
-    #help, #picker {
-        width: 84; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $foreground;
-    }
-    #picker OptionList { height: auto; max-height: 12; }
+    #help { width: 84; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $foreground; }
     #explain { width: auto; max-width: 100%; height: auto; max-height: 100%; padding: 0 1; border: round $foreground; }
     #explain Static { width: auto; }
     AskScreen { align: left bottom; background: $background 0%; }
@@ -133,37 +125,3 @@ class AskScreen(ModalScreen[str | None]):
     def action_cancel(self) -> None:
         """Changes nothing."""
         self.dismiss(None)
-
-
-class RunPicker(ModalScreen[RunInfo | Path | None]):
-    """Offers the live runs, then the recordings of ended ones."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,a", "cancel", "Cancel")]
-
-    def __init__(self, runs: Sequence[RunInfo], ended: Sequence[Path] = ()) -> None:
-        super().__init__()
-        self._choices: list[RunInfo | Path] = [*runs, *ended]
-
-    def compose(self) -> ComposeResult:
-        """Returns a list, newest first."""
-        with Vertical(id="picker"):
-            yield Static("Enter chooses a run, Escape stays" if self._choices else "No run is live. Escape goes back")
-            yield OptionList(*(Option(_label(choice)) for choice in self._choices))
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Chooses the run."""
-        self.dismiss(self._choices[event.option_index])
-
-    def action_cancel(self) -> None:
-        """Changes nothing."""
-        self.dismiss(None)
-
-
-def _label(choice: RunInfo | Path) -> str:
-    if isinstance(choice, Path):
-        return f"{_escaped(run_of(choice))}   ended"
-    return f"{_escaped(choice.run_id)}   {_escaped(choice.script)}   {choice.world_size} ranks"
-
-
-def _escaped(name: str) -> str:
-    return shorten_name(name, 40).replace("[", "\\[")

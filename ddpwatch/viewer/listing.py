@@ -27,6 +27,7 @@ LOOK_S = 3.0  # for a run's frames, for one look
 NODE_S = 60.0  # for the answer of another machine
 MOST_NODES = 16  # that are asked at a time
 _HEADER = ["run", "ranks", "started", "where", "steps/s", "lost", "after", "recording"]
+_BRIEF = 6  # columns, for a screen
 
 
 class LiveRow(RunInfo, kw_only=True):
@@ -53,6 +54,11 @@ def row_of(info: RunInfo) -> LiveRow:
     found = state.verdict(summary, diagnosis.incidents())
     verdict = VerdictFigures(found.kind, found.severity, found.text)
     return LiveRow(**about, verdict=verdict, steps_per_s=summary.rate, lost=lost_row(diagnosis.lost()).lost_share)
+
+
+def rows_here(_: Callable[[str], object]) -> list[LiveRow]:
+    """Returns the live runs of this machine."""
+    return [row_of(run) for run in rundir.live_runs()]
 
 
 def rows_on(urls: Iterable[str], note: Callable[[str], object]) -> list[LiveRow]:
@@ -98,9 +104,20 @@ def _rows_at(address: Address) -> list[LiveRow]:
     return [msgspec.structs.replace(row, node=address._replace(run="").url()) for row in wanted]
 
 
+def address_of(run: RunInfo) -> str:
+    """Returns where a run of another machine is; "" for one of this machine."""
+    node = run.node if isinstance(run, LiveRow) else ""
+    return parse(node)._replace(run=run.run_id).url() if node else ""
+
+
 def run_table(runs: Sequence[RunInfo]) -> list[str]:
     """Returns the runs as aligned lines."""
     return table(_HEADER, [[clean(cell) for cell in _cells(info)] for info in runs])
+
+
+def brief_table(runs: Sequence[RunInfo]) -> list[str]:
+    """Returns the same without what is long."""
+    return table(_HEADER[:_BRIEF], [[clean(cell) for cell in _cells(info)[:_BRIEF]] for info in runs])
 
 
 def _cells(info: RunInfo) -> list[str]:

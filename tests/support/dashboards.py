@@ -9,14 +9,17 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from msgspec.structs import asdict
 from textual.pilot import Pilot
 
+from ddpwatch.analysis.figures import VerdictFigures
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import AttachSpec, FrameList, ReplaySpec
 from ddpwatch.tui.settings import Settings
+from ddpwatch.viewer.listing import LiveRow
 from ddpwatch.wire.messages import Message
 from ddpwatch.wire.transport import Envelope, Frame
 from tests.support.frames import MS, enveloped
@@ -79,10 +82,15 @@ class FakeJobs:
     def end(self, name: str) -> None:
         self.runs = [run for run in self.runs if run.run_id != name]
 
+    def look_at(self, run: RunInfo) -> RunInfo:
+        """Says how a run does."""
+        return LiveRow(**asdict(run), verdict=VerdictFigures("straggler", "bad", f"{run.run_id} is slow"), lost=0.125)
+
     def feed(self, **changes: object) -> AttachSpec:
         about = {
             "open_source": lambda endpoint: self.sources[endpoint],
             "list_runs": lambda: list(self.runs),
+            "look_at": self.look_at,
             "run_directory": lambda: Path("/run/ddpwatch"),
         }
         return AttachSpec(**{**about, **changes})  # type: ignore[arg-type]

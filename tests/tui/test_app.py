@@ -3,11 +3,13 @@ import threading
 import pytest
 from textual import events
 from textual.geometry import Size
+from textual.widgets import OptionList
 
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FrameList, ReplaySpec
-from ddpwatch.tui.screens import HelpScreen, RunPicker
+from ddpwatch.tui.runs import RunPicker, RunsApp
+from ddpwatch.tui.screens import HelpScreen
 from tests.support.dashboards import Clock, FakeJobs, FakeSource, live_app, replay_app, screen_text, until
 from tests.support.frames import bye, device, enveloped, hello, killed, run, step
 
@@ -158,6 +160,13 @@ class TestLive:
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: isinstance(app.screen, RunPicker))
             assert app.session.name == "run-2"
+            listed = app.screen.query_one(OptionList)
+
+            def prompt():
+                return str(listed.get_option_at_index(1).prompt) if listed.option_count == 2 else ""
+
+            await until(pilot, lambda: "✗ run-1 is slow" in prompt())
+            assert "12.5" in prompt()
             await pilot.press("down", "enter")
             await until(pilot, lambda: app.session.name == "run-1")
             await pilot.press("a")
@@ -165,6 +174,35 @@ class TestLive:
             await pilot.press("escape")
             assert app.session.name == "run-1"
             assert jobs.sources["run-2"].closed
+
+    async def test_the_screen_of_all_runs_follows_them_and_gives_the_chosen_one(self):
+        jobs = FakeJobs("run-1", "run-2")
+
+        def look(note):
+            if not jobs.runs:
+                note("lost: no route")
+            return [jobs.look_at(run) for run in jobs.runs]
+
+        app = RunsApp(look, "dark", every_s=0.01)
+        async with app.run_test(size=(80, 24)) as pilot:
+            listed, below = app.query_one(OptionList), app.query_one("#below")
+
+            async def shown(what):
+                while not what():
+                    await pilot.pause(0.01)
+
+            await shown(lambda: listed.option_count == 2)
+            await pilot.press("down")
+            jobs.start("run-3")
+            await shown(lambda: listed.option_count == 3)
+            assert listed.highlighted == 2  # still run-1
+            jobs.runs, kept = [], jobs.runs
+            await shown(lambda: "no route" in str(below.render()))
+            jobs.runs = kept
+            await shown(lambda: listed.option_count == 3)
+            await pilot.press("down", "enter")
+            await pilot.pause()
+        assert app.return_value.run_id == "run-2"
 
     async def test_resizing_repaints(self):
         jobs = FakeJobs("run-1")

@@ -18,6 +18,7 @@ from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.tui.feed.events import BATCH, Attached, FeedEvent, Missed, Note, Output, Over, Trouble, Waiting
 from ddpwatch.tui.feed.output_tail import OutputTail
 from ddpwatch.tui.feed.thread import POLL_S, ThreadFeed
+from ddpwatch.viewer.listing import row_of
 from ddpwatch.viewer.live_source import LiveSource, Source
 from ddpwatch.wire.messages import Bye
 
@@ -28,7 +29,7 @@ LIST_RUNS_S = 0.5
 class AttachSpec:
     """Which live run to follow: ``run``, or ``endpoint``, or else the newest and then each that starts after it.
 
-    Tests replace ``open_source``, ``list_runs`` and ``run_directory``.
+    Tests replace ``open_source``, ``list_runs``, ``look_at`` and ``run_directory``.
 
     Attributes:
         job: The job's command line, if ddpwatch launched it.
@@ -45,6 +46,7 @@ class AttachSpec:
     list_ended: Callable[[], list[Path]] = list
     open_source: Callable[[str], Source] = LiveSource
     list_runs: Callable[[], list[RunInfo]] = rundir.live_runs
+    look_at: Callable[[RunInfo], RunInfo] = row_of
     run_directory: Callable[[], object] = rundir.directory
 
 
@@ -77,6 +79,10 @@ class LiveFeed(ThreadFeed):
     def runs(self) -> list[RunInfo]:
         """Returns live runs, newest first."""
         return self._spec.list_runs()
+
+    def look(self, _: Callable[[str], object]) -> list[RunInfo]:
+        """Returns live runs, each with how it does; takes a moment."""
+        return list(map(self._spec.look_at, self.runs()))
 
     def _run(self) -> None:
         if self._spec.endpoint is not None:

@@ -10,7 +10,6 @@ from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
-from ddpwatch.analysis.diagnosis.words.verdict import Severity
 from ddpwatch.analysis.throughput import throughput_text
 from ddpwatch.common.text import UNKNOWN, ms, percent, plus_minus, size, three_digits, with_unit
 from ddpwatch.recording.seek import duration_text
@@ -25,7 +24,7 @@ from ddpwatch.tui.paint.spark import sparkline
 from ddpwatch.tui.text import Field, fit, fits, shorten, shorten_host, shorten_name, wrap
 from ddpwatch.version import untested
 
-_SIGNS: dict[Severity, tuple[str, str]] = {
+SIGNS: dict[str, tuple[str, str]] = {
     "none": ("·", "dim"),
     "ok": ("✓", "good"),
     "warn": ("!", "warn"),
@@ -286,7 +285,7 @@ def _slowest(model: Overview, spark: str) -> Field:
 def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
     """Returns the verdict, wrapped to the height, and below it what there is room for: `line_below`, `next_lines`."""
     canvas = Canvas(width, height)
-    sign, style = _SIGNS[model.verdict.severity]
+    sign, style = SIGNS[model.verdict.severity]
     canvas.put(1, 0, sign, style)
     lines = verdict_lines(model, width, height)
     for y, line in enumerate(lines):
