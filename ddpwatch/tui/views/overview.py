@@ -21,6 +21,8 @@ class OverviewView(RunView):
   late      how long after the first rank it launched a bucket, at most
             (also if it waited for DDP's buffers)
   wait      how long its bucket waited for the last rank, at most
+  mem       of the rank's host, without files' pages; of its GPU, what
+            torch has reserved (4, Enter: and the peaks)
   slowest   the latest rank, if it is late beyond the noise
   overhead  the share of a step that watching adds: CPU time of watched
             steps against others beside them, twice what its hooks
