@@ -8,8 +8,8 @@
 
 Nothing of torch's is wrapped: torch.compile would not look through a wrapper. A function that returns no `Work` has
 waited for its collective, which its return shows on Python ≥ 3.12. That of Gloo's which it returns is waited for, too,
-by a thread of ddpwatch's; when the job waits for it, nobody can see, but for functional ones: their `wait_tensor` is a
-function. Nor when any other collective is done.
+by a thread of ddpwatch's; `ddpwatch.probe.work_waits` sees when the job waits for it. Of functional ones, `wait_tensor`
+is a function. Only what Gloo does on the host is timed: elsewhere, nobody can see when a collective is done.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import GroupHook, KnownGroup, others_rest, role_of
 from ddpwatch.probe.places import Places
 from ddpwatch.probe.record import BucketRecord
+from ddpwatch.probe.work_waits import WorkWaits
 from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, CollectiveOp, Feature
 
 # Operations by the function that issues them, each with the parameter that holds all that is gathered, scattered or
@@ -96,6 +97,7 @@ class _OfThread(threading.local):
 
     newest: BucketRecord | None = None
     call = 0  # the id of its frame
+    on_host = False  # whether it moves a CPU's tensors
     known: KnownGroup
     waiting: BucketRecord | None = None  # the functional one that it waits for
 
@@ -135,6 +137,7 @@ class AnyCollective:
         self._issuing: dict[int, CodeType] = {}  # by id
         self._places = Places(context, self._issuing, beside)
         self._here = _OfThread()
+        self._waits = WorkWaits(charge, partial(context.guard.failed, feature=self.feature))
         self._groups: weakref.WeakKeyDictionary[Any, KnownGroup] = weakref.WeakKeyDictionary()
         self._known: list[KnownGroup] = []  # the same, for other threads; replaced, never changed
         self._met = 0
@@ -188,12 +191,14 @@ class AnyCollective:
             self._paused = paused
             for calls in self._calls:
                 calls.pause(paused)
+            self._waits.pause(paused)
 
     def close(self) -> None:
         """Sees nothing more. Hooks that cannot be taken out now do nothing, until the interpreter ends."""
         self.on = False
         for calls in (*self._calls, *self._makers):
             calls.close()
+        self._waits.close()
         for hook in self._hooks:
             hook.silence()
         self._put_hooks()
@@ -262,11 +267,12 @@ class AnyCollective:
         call, _, place = (0, 0, None) if named is None or self._passes() else self._places.find()
         if named is not None and place is not None:  # else it makes a group or a window, or DDP or FSDP2 issues it
             op, tensors = named
-            entry = _entry(known, op, place, sum(map(nbytes_of, getattr(args, tensors))), at)
-            here = self._here
+            moved = getattr(args, tensors)
+            entry = _entry(known, op, place, sum(map(nbytes_of, moved)), at)
+            here, on_host = self._here, known.by_gloo and _on_cpu(moved)
             if call:
-                here.newest, here.call, here.known = entry, call, known
-            elif len(here.functional) < MOST_UNWAITED:
+                here.newest, here.call, here.known, here.on_host = entry, call, known, on_host
+            elif on_host and len(here.functional) < MOST_UNWAITED:
                 here.functional.update(dict.fromkeys(map(_address, args.output_tensors or args.input_tensors), entry))
             self._add_collective(known, entry, 1)
         self._charge(time.monotonic_ns() - at)
@@ -283,7 +289,9 @@ class AnyCollective:
             here = self._here
             here.newest, here.call, here.known = None, call, known
             if group not in distributed_c10d._world.pg_coalesce_state:
-                here.newest = _entry(known, op, place, _nbytes(of_call[0]) if len(of_call) > 1 else 0, at)
+                moved = _tensors(of_call[0]) if len(of_call) > 1 else []
+                here.newest = _entry(known, op, place, sum(map(nbytes_of, moved)), at)
+                here.on_host = known.by_gloo and _on_cpu(moved)
         self._charge(time.monotonic_ns() - at)
 
     def _wait_begin(self, tensor: Any) -> None:
@@ -311,10 +319,13 @@ class AnyCollective:
             return
         here.newest, work = None, of_call[-1]
         if not isinstance(work, dist.Work):
-            entry.wait_begin, entry.wait_end = entry.launch, at
-            entry.done = at
-        elif here.known.by_gloo and type(work) is dist.Work and entry.op not in TO_ONE:
-            self._context.completions.follow(work, partial(_done, entry))
+            if here.on_host or entry.op == "barrier":
+                entry.wait_begin, entry.wait_end = entry.launch, at
+                entry.done = at
+        elif here.on_host and type(work) is dist.Work:
+            self._waits.follow(work, entry, self._places.frame_under_way())
+            if entry.op not in TO_ONE:
+                self._context.completions.follow(work, partial(_done, entry))
         if not self._by_hooks:
             self._add_collective(here.known, entry, 0)
         self._charge(time.monotonic_ns() - at)
@@ -349,7 +360,13 @@ def _address(tensor: Any) -> int:
         return int(tensor.data_ptr()) if type(tensor) is torch.Tensor else 0
 
 
-def _nbytes(given: Any) -> int:
-    """Returns the bytes of a tensor, or of a list of them; of what else is given, torch is about to complain."""
+def _tensors(given: Any) -> list[torch.Tensor]:
+    """Returns a tensor, or those of a list; of what else is given, torch is about to complain."""
     tensors = given if isinstance(given, (list, tuple)) else (given,)
-    return sum(nbytes_of(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
+    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+
+def _on_cpu(tensors: list[torch.Tensor]) -> bool:
+    """Returns whether a CPU has them; also where there are none."""
+    with DisableTorchFunction():
+        return all(tensor.is_cpu for tensor in tensors)

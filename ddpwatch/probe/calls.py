@@ -104,6 +104,66 @@ class SeenCalls:
             self.close()
 
 
+class CallsFrom:
+    """The calls that one function makes, seen by the interpreter's events until `close` (see `can_see_events`).
+
+    What calls back never raises, as with `SeenCalls`.
+
+    Args:
+        code: The function's.
+        begin: Takes what is called. Returns whether more calls from the same place in the code shall be seen.
+        end: Called when what is written in C has returned or raised.
+        on_error: Takes an error of theirs, and raises it if it is the job's. Else nothing is seen after that.
+
+    Attributes:
+        paused: Whether calls pass unseen for now: see `pause`.
+    """
+
+    def __init__(
+        self,
+        code: CodeType,
+        begin: Callable[[Any], bool],
+        end: Callable[[], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._code, self._begin, self._end, self._on_error = code, begin, end, on_error
+        self.paused = False
+        if id(code) not in _callers and _take_tool() is not None:
+            _codes[id(code)] = code
+            _callers[id(code)] = self
+            _listen(code)
+
+    def pause(self, paused: bool) -> None:
+        """Lets calls pass, at no cost, or sees them again."""
+        if paused is not self.paused:
+            self.paused = paused
+            if _callers.get(id(self._code)) is self:
+                _listen(self._code)
+
+    def close(self) -> None:
+        """Sees nothing more."""
+        if _callers.get(id(self._code)) is self:
+            del _callers[id(self._code)]
+            _let_go(self._code)
+
+    def tell_begin(self, called: object) -> bool:
+        """Calls back about a call; returns whether more are to be seen."""
+        try:
+            return self.paused or self._begin(called)
+        except Exception as error:
+            self._on_error(error)
+            self.close()
+            return False
+
+    def tell_end(self) -> None:
+        """Calls back about the end of a call."""
+        try:
+            self._end()
+        except Exception as error:
+            self._on_error(error)
+            self.close()
+
+
 def can_see_events() -> bool:
     """Returns whether the interpreter calls back, which leaves what is seen as it is."""
     return _monitoring is not None and (_tool is not None or None in map(_monitoring.get_tool, _TOOL_IDS))
@@ -120,6 +180,7 @@ def innermost(function: Any) -> Any:
 
 _monitoring: Any = getattr(sys, "monitoring", None)
 _seen: dict[int, tuple[SeenCalls, ...]] = {}  # by the id of the code, which `_codes` keeps: to hash code takes its time
+_callers: dict[int, CallsFrom] = {}  # by the id of the code
 _codes: dict[int, CodeType] = {}
 _tool: int | None = None
 
@@ -136,8 +197,7 @@ def _own_code(function: Any) -> CodeType | None:
 
 def _monitor(seen: SeenCalls, code: CodeType) -> bool:
     """Sees a function by the interpreter's events. False where it cannot."""
-    global _tool
-    if _tool is None and (_tool := _take_tool()) is None:
+    if _take_tool() is None:
         return False
     _codes[id(code)] = code
     _seen[id(code)] = (*_seen.get(id(code), ()), seen)
@@ -146,21 +206,30 @@ def _monitor(seen: SeenCalls, code: CodeType) -> bool:
 
 
 def _take_tool() -> int | None:
-    """Returns an id for our callbacks, or None."""
-    for tool in _TOOL_IDS if _monitoring is not None else ():
+    """Returns an id for our callbacks, taken with the first call; None without a free one."""
+    global _tool
+    for tool in _TOOL_IDS if _tool is None and _monitoring is not None else ():
         try:
             _monitoring.use_tool_id(tool, "ddpwatch")
         except ValueError:
             continue
-        _call_back(tool, _on_start, _on_return, _on_unwind)
-        return tool
-    return None
+        _tool = tool
+        _call_back(_on_start, _on_return, _on_unwind, _on_call, _on_end)
+        break
+    return _tool
 
 
-def _call_back(tool: int, start: Any, end: Any, unwind: Any) -> None:
+def _call_back(start: Any, end: Any, unwind: Any, call: Any, called: Any) -> None:
     events = _monitoring.events
-    for event, callback in ((events.PY_START, start), (events.PY_RETURN, end), (events.PY_UNWIND, unwind)):
-        _monitoring.register_callback(tool, event, callback)
+    for event, callback in (
+        (events.PY_START, start),
+        (events.PY_RETURN, end),
+        (events.PY_UNWIND, unwind),
+        (events.CALL, call),
+        (events.C_RETURN, called),
+        (events.C_RAISE, called),
+    ):
+        _monitoring.register_callback(_tool, event, callback)
 
 
 def _listen(code: CodeType) -> None:
@@ -168,20 +237,30 @@ def _listen(code: CodeType) -> None:
     events, seen = _monitoring.events, [one for one in _seen.get(id(code), ()) if not one.paused]
     start = events.PY_START if any(one.begin for one in seen) else 0
     end = events.PY_RETURN if any(one.end for one in seen) else 0
-    _monitoring.set_local_events(_tool, code, start | end)
+    caller = _callers.get(id(code))
+    calls = events.CALL if caller is not None and not caller.paused else 0
+    _monitoring.set_local_events(_tool, code, start | end | calls)
     everybody = [one for of_code in list(_seen.values()) for one in of_code]
     _monitoring.set_events(_tool, events.PY_UNWIND if any(one.failed for one in everybody) else 0)
 
 
 def _monitor_no_more(seen: SeenCalls, code: CodeType) -> None:
-    """Ends what `_monitor` began, and with the last of all gives the tool's id back."""
+    """Ends what `_monitor` began."""
+    if not (rest := tuple(one for one in _seen[id(code)] if one is not seen)):
+        del _seen[id(code)]
+    else:
+        _seen[id(code)] = rest
+    _let_go(code)
+
+
+def _let_go(code: CodeType) -> None:
+    """Listens to what is still wanted of this code, and with the last of all gives the tool's id back."""
     global _tool
-    _seen[id(code)] = tuple(one for one in _seen.get(id(code), ()) if one is not seen)
     _listen(code)
-    if not _seen[id(code)]:
-        del _seen[id(code)], _codes[id(code)]
-    if not _seen and _tool is not None:
-        _call_back(_tool, None, None, None)
+    if id(code) not in _seen and id(code) not in _callers:
+        del _codes[id(code)]
+    if not _codes and _tool is not None:
+        _call_back(None, None, None, None, None)
         _monitoring.free_tool_id(_tool)
         _tool = None
 
@@ -205,6 +284,16 @@ def _on_unwind(code: CodeType, offset: int, error: BaseException) -> None:
     for seen in _seen.get(id(code), ()):
         if seen.failed is not None and not seen.paused:
             seen.tell(seen.failed, sys._getframe(1), error)
+
+
+def _on_call(code: CodeType, offset: int, called: object, first: object) -> object:
+    caller = _callers.get(id(code))
+    return None if caller is None or caller.tell_begin(called) else _monitoring.DISABLE
+
+
+def _on_end(code: CodeType, offset: int, called: object, first: object) -> None:
+    if (caller := _callers.get(id(code))) is not None and not caller.paused:
+        caller.tell_end()
 
 
 # -- older Pythons -----------------------------------------------------------------------------------------------------

@@ -58,6 +58,13 @@ class Places:
             frame = frame.f_back if _passes_on(frame) else None
         return 0 if frame is None else id(frame)
 
+    def frame_under_way(self) -> FrameType | None:
+        """Returns the frame of the place that issues here."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _passes_on(frame):
+            frame = frame.f_back
+        return frame
+
     def find(self) -> tuple[int, int, int | None]:
         """Returns by what a collective is issued here: the outermost function that issues, and from where.
 

@@ -653,8 +653,9 @@ class StepRecorder:
         if own and not (record.buckets or record.reductions):
             record.first_seq = own[0].seq
         record.buckets += own
-        forwards = [(start, end) for phase, start, end in record.spans if phase == "forward"]
-        if self.sampling is not None and any(start <= one.launch < end for start, end in forwards for one in own):
+        first = min((start for phase, start, _ in record.spans if phase == "forward"), default=record.end)
+        last = max((start for phase, start, _ in record.spans if phase == "backward"), default=record.start)
+        if self.sampling is not None and any(first <= one.launch < last for one in own):
             # Where ranks wait for each other already, buckets do not say who is late, as light steps would have it
             self.sampling.use_light(False)
 

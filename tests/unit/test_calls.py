@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddpwatch.probe import calls
-from ddpwatch.probe.calls import SeenCalls
+from ddpwatch.probe.calls import CallsFrom, SeenCalls
 
 TOOL_IDS = calls._TOOL_IDS
 HAS_EVENTS = sys.version_info >= (3, 12)
@@ -239,3 +239,55 @@ def test_other_tools_keep_their_ids() -> None:
     assert len(told) == 2
     named = {monitoring.DEBUGGER_ID, monitoring.COVERAGE_ID, monitoring.PROFILER_ID, monitoring.OPTIMIZER_ID}
     assert not named & set(TOOL_IDS)
+
+
+@pytest.mark.skipif(not HAS_EVENTS, reason="nothing tells of C functions")
+class TestCallsFrom:
+    """What a function calls."""
+
+    def calling(self, told: list[str], begin: Callable[[Any], bool]) -> CallsFrom:
+        return CallsFrom(_sorts.__code__, begin, lambda: told.append("end"), on_error=unexpected)
+
+    def test_what_is_of_no_interest_is_told_once(self) -> None:
+        told: list[str] = []
+
+        def begin(called: Any) -> bool:
+            told.append(called.__name__)
+            return called is sorted
+
+        seen = self.calling(told, begin)
+        assert _sorts([2, 1]) == [1, 2]
+        _sorts([])
+        assert told == ["len", "end", "sorted", "end", "sorted", "end"]
+        with pytest.raises(TypeError):
+            _sorts([2, "1"])
+        assert told[6:] == ["sorted", "end"]  # also of what raises
+        seen.close()
+        _sorts([])
+        assert len(told) == 8
+        assert calls._tool is None
+
+    def test_it_pauses_at_no_cost(self) -> None:
+        told: list[str] = []
+        seen = self.calling(told, lambda called: told.append(called.__name__) or True)
+        tool = calls._tool
+        seen.pause(True)
+        _sorts([1])
+        assert (told, sys.monitoring.get_local_events(tool, _sorts.__code__)) == ([], 0)  # type: ignore[attr-defined]
+        seen.pause(False)
+        _sorts([1])
+        assert told == ["len", "end", "sorted", "end"]
+        seen.close()
+
+    def test_an_error_of_ours_ends_it(self) -> None:
+        errors: list[Exception] = []
+        seen = CallsFrom(_sorts.__code__, lambda called: bool(1 / 0), lambda: None, errors.append)
+        assert _sorts([2, 1]) == [1, 2]
+        assert [type(error) for error in errors] == [ZeroDivisionError]
+        assert calls._tool is None
+        seen.close()
+
+
+def _sorts(values: list[Any]) -> list[Any]:
+    assert len(values) >= 0
+    return sorted(values)

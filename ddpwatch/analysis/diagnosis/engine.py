@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, Ledger, StepSplit
+from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, Ledger, StepSplit, own_times
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -40,6 +40,7 @@ from ddpwatch.analysis.step import BucketKey
 from ddpwatch.common.intervals import total_within
 from ddpwatch.sampling.stillness import STILL_NS
 from ddpwatch.wire.messages import (
+    DEFAULT_GROUP,
     OWN_COLLECTIVES,
     Beat,
     Bye,
@@ -183,14 +184,18 @@ class Diagnosis:
         self._splits.append(split)
 
     def _watch(self, facts: StepFacts) -> Iterable[tuple[_Watch, LateRank]]:
-        """Compares the ranks of each group; yields who turns out to be late."""
+        """Compares the ranks of each group; yields who turns out to be late.
+
+        Where no collective can be compared, as between the stages of a pipeline, compares how long ranks did not wait.
+        """
         across = facts.across
         last = {key[3]: key for key in across.skew.buckets}  # of each group, the last bucket
-        for group, key in last.items():
-            ranks = _ranks_with(across, key)
+        compared = [(group, *_compared(across, key)) for group, key in last.items()]
+        if not last and (own := own_times(across)):
+            compared = [(DEFAULT_GROUP, tuple(own), list(own.values()))]
+        for group, ranks, launches in compared:
             if len(ranks) < 2:
                 continue
-            launches = _launches(across, ranks, key)
             if facts.split.pauses:  # these have a known reason
                 _note_held_up(facts.split, ranks, launches)
                 launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
@@ -207,9 +212,12 @@ class Diagnosis:
         last_at = max(launches)
         last = ranks[launches.index(last_at)]
         if len(late) < 2 or len(slow := late_together(last, late, self._placement.hosts)) < 2:
-            split.leads[last] = last_at - sorted(launches)[-2]
+            lead = last_at - sorted(launches)[-2]
         elif others := [at for rank, at in zip(ranks, launches, strict=True) if rank not in slow]:
-            split.leads[last] = last_at - max(others)  # if all of the group is slow, all waits for the last one count
+            lead = last_at - max(others)
+        else:  # all of the group is slow: all waits for the last one count
+            return
+        split.leads[last] = max(lead, split.leads.get(last, 0))  # of all groups
 
     def _watch_phases(self, facts: StepFacts, group: int, late: GroupLateness) -> Iterable[tuple[_Watch, LateRank]]:
         """Compares how long the ranks of a group spend on a phase. It matters if it makes a rank late."""
@@ -237,7 +245,7 @@ class Diagnosis:
         """Returns what a streak is, whatever figure shows it: how late the rank launches is known of the same steps."""
         group, figure = watch
         launches = None if figure == LATENESS else self._groups.get((group, LATENESS))
-        return LateRank(streak, self._groups[watch].ranks, launches)
+        return LateRank(streak, self._groups[watch].ranks, launches, self._ledger.ranks)
 
     def _is_news(self, late: LateRank) -> bool:
         """Returns whether it is not known from another group, or by another figure: what a rank costs counts once.
@@ -408,6 +416,12 @@ class _Look(NamedTuple):
 
     late: list[Incident]
     found: list[Incident]
+
+
+def _compared(across: StepAcrossRanks, key: BucketKey) -> tuple[tuple[int, ...], list[int]]:
+    """Returns the ranks that launched a bucket, and when they did (see `_launches`)."""
+    ranks = _ranks_with(across, key)
+    return ranks, _launches(across, ranks, key) if len(ranks) > 1 else []
 
 
 def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:

@@ -182,13 +182,25 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Launched) -> Ex
     if not size or not buckets.ordered or (not measured and len(buckets.ordered) < len(buckets.skews)):
         return ExposedSplit({}, 0, size)
     waits: dict[int, int] = {}
+    unknown = 0
     for since, until in exposed:
+        if measured and buckets.skews[_last_before(facts, until)] is None:
+            unknown += until - since
+            continue
         skew = (
             _awaited(facts, buckets.skews, since, until) if measured else _awaited_in_sync(facts, buckets, since, until)
         )
         if skew is not None and skew.last > since:
             _add_ns(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
-    return ExposedSplit(waits, size - sum(waits.values()), 0)
+    return ExposedSplit(waits, size - unknown - sum(waits.values()), unknown)
+
+
+def _last_before(facts: RankFacts, until: int) -> int:
+    """Returns the position of the last collective that started before then; 0 if none did."""
+    last = len(facts.start) - 1
+    while last > 0 and facts.start[last] >= until:  # of a later stretch
+        last -= 1
+    return last
 
 
 def _awaited(facts: RankFacts, skews: Sequence[BucketSkew | None], since: int, until: int) -> BucketSkew | None:
@@ -196,10 +208,8 @@ def _awaited(facts: RankFacts, skews: Sequence[BucketSkew | None], since: int, u
 
     None if the wire was busy all the time.
     """
-    done, last = facts.done, len(skews) - 1
-    while last > 0 and facts.start[last] >= until:  # of a later stretch
-        last -= 1
-    for at in range(last, -1, -1):
+    done = facts.done
+    for at in range(_last_before(facts, until), -1, -1):
         skew = skews[at]
         before = done[at - 1] if at else None
         if skew is not None and (before is None or skew.last >= before):
@@ -227,6 +237,17 @@ _last = attrgetter("last")
 def account_of(phase: str) -> AccountKey:
     """Returns the account of a phase."""
     return _KEYS[phase]
+
+
+def own_times(across: StepAcrossRanks) -> dict[int, int]:
+    """Returns how long each rank did not only wait for a collective (ns); empty where that is not known of all.
+
+    Ranks that cannot be compared by a collective, as the stages of a pipeline, wait for the one with most of it.
+    """
+    found = across.figures
+    if not across.full or any(one.exposed_ns is None for one in found.values()):
+        return {}
+    return {rank: found[rank].step_ns - (found[rank].exposed_ns or 0) for rank in sorted(found)}
 
 
 class Ledger:
@@ -382,6 +403,12 @@ class Ledger:
                 part = parts[rank] = split_exposed(facts, exposed, own)
                 transferred += part.transfer
                 unknown += part.unknown
+        if unknown and (own_ns := own_times(across)):
+            slowest = max(own_ns, key=own_ns.__getitem__)
+            for rank, part in parts.items():
+                ns = min(part.unknown, own_ns[slowest] - own_ns[rank])
+                unknown -= ns
+                _add_ns(waits, slowest, ns)
         several = len({key[3] for key in buckets}) > 1
         for rank, part in parts.items():
             for last, ns in part.waits.items():

@@ -27,6 +27,7 @@ class LateRank:
         streak: These, by the figure that shows them.
         peers: The ranks of its group.
         launches: How much later they launch, if another figure shows it: a phase is a part of that.
+        ranks: How many ranks may wait for it, and itself: its group's wait for it, others for these.
 
     Attributes:
         streak: Its late steps.
@@ -36,11 +37,14 @@ class LateRank:
         span_ns: Rank-time from the first late step to the last.
     """
 
-    def __init__(self, streak: Streak, peers: Sequence[int], launches: GroupLateness | None = None) -> None:
+    def __init__(
+        self, streak: Streak, peers: Sequence[int], launches: GroupLateness | None = None, ranks: int = 0
+    ) -> None:
         self.streak = streak
         self.peers = tuple(peers)
         self._launches = launches
-        self._others = max(1, len(self.peers) - 1)
+        self._ranks = max(2, len(self.peers), ranks)
+        self._others = self._ranks - 1
         self.cause = LatenessCause(streak.rank, self.peers)
         self.span_ns = 0
         self.start_ns = self.end_ns = 0
@@ -176,9 +180,7 @@ class LateRank:
     @property
     def gain(self) -> float | None:
         """By how much a step would be shorter without it, as a share."""
-        others = len(self.peers) - 1
-        ranks = max(len(self.peers), 1)
-        return self.cost_ns / others / (self.span_ns / ranks) if others and self.span_ns else None
+        return self.cost_ns / self._others / (self.span_ns / self._ranks) if self.span_ns else None
 
     @property
     def matters(self) -> bool:
