@@ -351,7 +351,8 @@ def _entry(known: KnownGroup, op: CollectiveOp, place: int, nbytes: int, at: int
 
 
 def _done(entry: BucketRecord) -> None:
-    entry.done = time.monotonic_ns()
+    if entry.done is None:  # else the job has waited for it
+        entry.done = time.monotonic_ns()
 
 
 def _address(tensor: Any) -> int:
