@@ -57,6 +57,12 @@ def read(tmp_path: Path, *lines: str) -> list[startup.Process]:
             [*TORCHRUN, "2 start 0 2", "3 start 1 2", "2 error OSError: a", "3 error OSError: a", "1 error Failed: b"],
             "ranks 0, 1 raised OSError: a, before anything was watched",
         ),
+        # ddpwatch itself did not start in the ranks.
+        (
+            [*TORCHRUN, "2 start 0 2", "3 start 1 2", "2 refused no zmq", "3 refused no zmq"],
+            "ranks 0, 1 cannot be watched: no zmq",
+        ),
+        (["1 start", "1 torch", "1 refused no zmq"], "the job cannot be watched: no zmq"),
         (["1 start", "1 error ModuleNotFoundError: no"], "the job raised ModuleNotFoundError: no, before anything"),
         (["1 start", "1 error OSError: x", "1 start 0 1", "1 torch"], "the job raised OSError: x"),  # a pid used again
         (["1 future word", "garbage", "2 start x y"], "3 Python processes, and torch has not been imported so far"),
@@ -125,6 +131,22 @@ def test_only_a_process_that_imports_torch_pays_for_the_import_hooks(tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
     assert done.stdout.splitlines() == ["False False", "True True", "torch torch"]
     assert startup.read(path) == [startup.Process(torch=True)]
+
+
+def test_a_process_in_which_ddpwatch_does_not_start_says_why(tmp_path: Path) -> None:
+    """The package here stands for a torch with which it cannot do anything."""
+    startup.create(path := tmp_path / "job.startup")
+    for name, text in (("torch/optim/optimizer", ""), ("torch/optim/__init__", ""), ("torch/__init__", "")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    environment = os.environ | {startup.VARIABLE: str(path), "PYTHONPATH": f"{SITECUSTOMIZE.parent}:{tmp_path}"}
+    environment |= {"RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    command = [sys.executable, "-c", "import torch.optim.optimizer"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    said, _, why = done.stderr.strip().partition(": does not watch: ")
+    assert (said, why_unwatched(Facts(startup.read(path), over=True)).text) == (
+        "ddpwatch", f"rank 1 cannot be watched: {why}",
+    )  # fmt: skip
 
 
 def test_forwards_are_known_from_phases() -> None:

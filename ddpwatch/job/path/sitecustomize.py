@@ -74,6 +74,7 @@ def _watch_imports() -> None:
         from wrapt import register_post_import_hook
     except ImportError:
         sys.stderr.write("ddpwatch: not installed for this Python, its processes are not watched\n")
+        _tell("refused", "ddpwatch is not installed for its Python")
         return
     for name in _INSTALL:
         register_post_import_hook(_install, name)
@@ -108,6 +109,7 @@ def _install(module):  # type: ignore[no-untyped-def]
         getattr(auto, _INSTALL[module.__name__])(module)
     except Exception as error:  # an import of the job's must never fail because of ddpwatch
         sys.stderr.write(f"ddpwatch: does not watch: {error}\n")
+        _tell("refused", " ".join(str(error).split())[:400])
 
 
 if os.environ.get("DDPWATCH") != "0":

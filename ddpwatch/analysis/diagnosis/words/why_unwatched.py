@@ -64,7 +64,7 @@ def why_unwatched(facts: Facts) -> Why:
     found = facts.processes
     if any(process.model for process in found):
         return _about_to_report(found, facts)
-    return _raised(found) or _without_model(found, facts)
+    return _raised(found) or _refused(found) or _without_model(found, facts)
 
 
 def forwards_known(before: bool | None, message: Beat | Bye) -> bool | None:
@@ -112,6 +112,16 @@ def _raised(processes: Sequence[Process]) -> Why | None:
     named = sorted({process.rank for process in ranks if process.rank is not None and process.error == error})
     who = ranks_named(named) if named else "the job"
     return Why(f"{who} raised {error}, before anything was watched", "the job's output has the traceback")
+
+
+def _refused(processes: Sequence[Process]) -> Why | None:
+    """Returns why ddpwatch could not start in ranks, or in another process, if that is so."""
+    refused = [process for process in processes if process.refused]
+    if not refused:
+        return None
+    named = sorted({process.rank for process in refused if process.rank is not None})
+    who = ranks_named(named) if named else "the job"
+    return Why(f"{who} cannot be watched: {refused[0].refused}", "`ddpwatch doctor` shows what is missing")
 
 
 def _without_model(found: Sequence[Process], facts: Facts) -> Why:
