@@ -1,6 +1,7 @@
 """Pauses: whose a stall was, what explains it, and which collections, checkpoints and stalls are warnings."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -165,6 +166,21 @@ class TestPauses:
         assert [incident.kind for incident in found] == ["intermittent", "hang"][: 2 - one]
         assert (found[0].evidence.stacks is not None) == one
         assert found[0].cost_ns == 9_000 * MS
+
+    @pytest.mark.parametrize("regular", [{"period": 30}, {"struck": (30, 60, 90)}])
+    def test_a_pause_that_recurs_and_the_hangs_that_it_seemed_count_once(self, regular):
+        evidence = Evidence(longest_ms=9000.0, ranks=2)
+        about = {"since_step": 30, "until_step": 90, "steps": 3, "cost_ns": 27_000 * MS, "evidence": evidence}
+        recurring = Incident("pause", "info", "every rank paused", (), "between", **about, **regular)
+        hangs = [
+            Incident("hang", "error", "", (1,), since_step=number, until_step=number, cost_ns=4_500 * MS)
+            for number in (30, 60, 90)
+        ]
+        assert joined([recurring], hangs) == [replace(recurring, cost_ns=13_500 * MS), *hangs]
+        (found,) = joined([replace(recurring, ranks=(1,))], hangs)
+        assert found.cost_ns == 27_000 * MS
+        other = Incident("hang", "error", "", (1,), since_step=45, until_step=45, cost_ns=4_500 * MS)
+        assert joined([recurring], [other]) == [recurring, other]
 
     def test_a_short_collection_is_no_warning(self):
         (found,) = with_collections([(0, 15 if n == 30 else 0) for n in range(60)])
@@ -340,5 +356,6 @@ class TestRhythms:
         assert [(one.kind, one.ranks, one.phase) for one in incidents if one.phase == "data"] == [
             ("pause", (), "data"), ("slow_input", (), "data"),
         ]  # fmt: skip
-        assert found["pause"].cost_ns == pytest.approx(2 * 2 * 4000 * MS, rel=0.01)
+        hung = sum(one.cost_ns for one in incidents if one.kind == "hang" and not one.open)
+        assert found["pause"].cost_ns + hung == pytest.approx(2 * 2 * 4000 * MS, rel=0.01)
         assert found["slow_input"].cost_ns <= 2 * 90 * 12 * MS  # a stall costs once

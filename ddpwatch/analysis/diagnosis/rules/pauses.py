@@ -295,7 +295,10 @@ def _sentence(pause: Pause) -> str:
 
 
 def joined(pauses: Iterable[Incident], hangs: Iterable[Incident]) -> list[Incident]:
-    """Makes one incident of a stall that shows in the steps as a pause, and in heartbeats as a hang that is over."""
+    """Makes one incident of a stall that shows in the steps as a pause, and in heartbeats as a hang that is over.
+
+    If it is one of several that seemed to be of all ranks, the hang, which names a rank, takes its part of their cost.
+    """
     found = list(pauses)
     for incident in hangs:
         index = next((at for at, pause in enumerate(found) if _same(pause, incident)), None)
@@ -306,6 +309,9 @@ def joined(pauses: Iterable[Incident], hangs: Iterable[Incident]) -> list[Incide
         evidence = incident.evidence | pause.evidence
         if pause.ranks or len(incident.ranks) != 1:
             found[index] = replace(pause, evidence=evidence)
+        elif _recurs(pause):
+            found[index] = replace(pause, cost_ns=max(0, pause.cost_ns - incident.cost_ns))
+            found.append(incident)
         else:
             ranks = pause.evidence.ranks or 1
             found[index] = replace(
@@ -325,11 +331,13 @@ def _same(pause: Incident, hang: Incident) -> bool:
     if pause.ranks and hang.ranks and pause.ranks != hang.ranks:
         return False
     first, last = hang.since_step, hang.until_step or hang.since_step
-    if pause.kind != "pause":
+    if _recurs(pause):
         return _holds(pause, range(first, last + 1)) and hang.cost_ns <= 2 * _longest_ns(pause)
-    if (pause.until_step or pause.since_step) - pause.since_step > pause.steps * TOGETHER:
-        return False  # planned ones, which come again
     return first <= pause.since_step <= last
+
+
+def _recurs(pause: Incident) -> bool:
+    return pause.period is not None or len(pause.struck) > 1
 
 
 def _holds(recurring: Incident, steps: range) -> bool:
