@@ -219,6 +219,32 @@ def with_stalls(at, took=600, others=(), steps=240):
     return state_of(messages).diagnosis
 
 
+def meeting_late(began_ms, every=12, steps=60):
+    """A run whose ranks average parameters in every so many steps, and in which rank 1 begins later than rank 0."""
+    messages, now = [hello(0), hello(1)], [0, began_ms]
+    for number in range(steps):
+        meets = number % every == every - 1
+        for rank in range(2):
+            wait = max(now) - now[rank] if meets else 0
+            one = step(rank, number, wait_ms=wait, status="ok" if number else "warmup", synced=meets)
+            if not meets:
+                for name in ("comm_module", "comm_label", "comm_bytes", "comm_ready", "comm_launch", "comm_done"):
+                    setattr(one, name, [])
+            one.start_ns, one.duration_ns = START_NS + now[rank] * MS, (100 + wait) * MS
+            messages.append(one)
+        now = [(max(now) if meets else at) + 100 for at in now]
+    return messages
+
+
+def test_a_rank_that_begins_later_has_not_paused():
+    """The others wait for it in the first collective, which comes in the twelfth step."""
+    diagnosis = state_of(meeting_late(3000)).diagnosis
+    assert diagnosis.incidents() == []
+    accounts = {(account.name, account.rank): account.ns for account in diagnosis.lost().accounts}
+    assert accounts["startup", None] == 3000 * MS - 10 * MS + 200 * MS  # 10 ms are the transfer; two first steps
+    assert not [key for key in accounts if key[0] in ("waiting", "jitter")]
+
+
 class TestRhythms:
     def test_from_the_third_on_they_are_one_incident_with_a_period_and_live(self):
         """Six uploads were six incidents, and the verdict had none of them."""

@@ -2,6 +2,9 @@
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.rules.buffers import buffers_sentence
+from ddpwatch.analysis.diagnosis.rules.level_shift import HighShare
 from ddpwatch.analysis.diagnosis.words.verdict import of_incident
 from ddpwatch.wire.messages import Device, Group, Layout, RankSample, Span
 from tests.support.frames import MS, START_NS, hello, layout, state_of, step
@@ -195,3 +198,14 @@ def test_a_run_gets_slower_as_its_gpus_get_hot():
     (drift,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "drift"]
     assert drift.device.startswith("clocks throttled by heat (1,")
     assert drift.evidence.device.cause == "lost_clock"
+
+
+def test_what_takes_nothing_of_its_steps_is_not_said():
+    """A minute's pause lies in the spell, in which 5 % of the steps were what is looked for."""
+    share = HighShare(0.02, lambda split: split.buffers_ns)
+    for number in range(60):
+        share.add_split(StepSplit(number, 200 * MS, buffers_ns=10 * MS), 10 * MS)
+    (found,) = share.incidents("buffers", "exposed_comm", 0.1, buffers_sentence)
+    assert found.message.endswith("takes 5 % of a step")
+    share.add_split(StepSplit(60, 120_000 * MS), None)
+    assert share.incidents("buffers", "exposed_comm", 0.1, buffers_sentence) == []

@@ -338,6 +338,12 @@ class Ledger:
             self._accounts[_KEYS[phase]] += ns
             self._paused[_KEYS[phase]] -= ns
 
+    def count_as_startup(self, rank: int, ns: int) -> None:
+        """Notes how long others waited for a rank because it had begun later."""
+        ns = min(ns, self.waits[rank])
+        self.waits[rank] -= ns
+        self.accounts[_STARTUP] += ns
+
     def add_step(self, across: StepAcrossRanks) -> StepSplit:
         """Takes the next step; returns its split."""
         steps = list(across.ranks.values())

@@ -17,6 +17,7 @@ from ddpwatch.common.statistics import RollingMedian, median, middle
 
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
+LEAST_SHARE = 0.005  # of its steps, that a spell takes: sentences would say 0 %
 KEEP_STEPS = 64  # watched, that show a level, or what is usual
 KEEP_SPLITS = 256  # steps that a spell may have begun before
 
@@ -190,12 +191,14 @@ class Spells:
         self.lasting = None
 
     def spells(self, is_explained: Callable[[int, bool], bool] | None = None) -> Iterator[tuple[Spell, bool]]:
-        """Yields spells, and whether they last.
+        """Yields spells that take something of their steps, and whether they last.
 
         Args:
             is_explained: Says of a spell, by its first step and whether it lasts, that something else is why.
         """
         for spell in (*self._over, *([] if self.lasting is None else [self.lasting])):
+            if spell.share < LEAST_SHARE:  # a long pause may lie among its steps
+                continue
             if is_explained is None or not is_explained(spell.since, spell is self.lasting):
                 yield spell, spell is self.lasting
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from statistics import median
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES, AccountKey, Ledger, account_of
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
@@ -55,6 +56,7 @@ class Pauses:
         self._durations = RollingMedian(WINDOW)
         self._tail = Tail()
         self._step = 0  # the newest
+        self._lags: dict[int, int] | None = None  # by how much ranks began later than the first, until they caught up
         self._stacks: dict[int, CallStack] = {}  # the newest of each rank
         self._found: list[Pause] = []
         self._fresh: deque[Pause] = deque(maxlen=KEEP_PAUSES)  # stalls of which samples may still come
@@ -62,6 +64,7 @@ class Pauses:
     def add_step(self, facts: StepFacts, late: Collection[LateRank]) -> None:
         """Takes the next step, and who is late at the moment."""
         longest, self._step = facts.across.longest_ns, facts.across.step
+        self._note_lags(facts.across)
         while self._fresh and facts.split.start_ns > self._fresh[0].span_ns[1] + SAMPLED_NS:
             self._settle(self._fresh.popleft())
         if facts.split.pauses:
@@ -132,6 +135,9 @@ class Pauses:
         if 2 * max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0) >= excess:
             return
         ranks, phase, cost = self._who(facts, excess)
+        if any(2 * (self._lags or {}).get(rank, 0) >= excess for rank in ranks):
+            self._ledger.count_as_startup(ranks[0], cost)
+            return
         if unusual and phase == "data" and not ranks:
             facts.split.stalled_ns = cost
         if any(other.streak.rank in ranks and other.streak.typical_ns >= WITHIN * excess for other in late):
@@ -150,6 +156,17 @@ class Pauses:
             before.merge(pause, again=False)
         else:
             self._fresh.append(pause)
+
+    def _note_lags(self, across: StepAcrossRanks) -> None:
+        """Notes which ranks began later than the first one, and which have caught up: others wait for them once."""
+        if self._lags == {}:
+            return
+        starts = {rank: across.start_of(rank) for rank in across.members} if across.comparable else {}
+        lags = {rank: at - across.start_ns for rank, at in starts.items()}
+        if self._lags is None:
+            self._lags = {rank: lag for rank, lag in lags.items() if lag >= PAUSE_NS}
+        else:
+            self._lags = {rank: lag for rank, lag in self._lags.items() if 2 * lags.get(rank, 0) >= lag}
 
     def _sites(self, facts: StepFacts) -> dict[int, str]:
         """Returns where ranks were in a step, but for those that waited in a collective."""
