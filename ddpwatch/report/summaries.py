@@ -87,7 +87,13 @@ class SummaryCache:
         try:
             folder = state_folder("")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return cls(sqlite3.connect(folder / FILE, isolation_level=None))
+            with contextlib.ExitStack() as opened:
+                database = opened.enter_context(
+                    contextlib.closing(sqlite3.connect(folder / FILE, isolation_level=None))
+                )
+                found = cls(database)
+                opened.pop_all()  # it stays open
+                return found
         except (DdpwatchError, OSError, sqlite3.Error) as error:
             note(f"summaries are not kept: {error}")
             return cls(sqlite3.connect(":memory:", isolation_level=None))
