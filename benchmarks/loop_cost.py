@@ -32,6 +32,7 @@ def main() -> None:
     """Prints a row for each number of collectives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collectives", type=int, nargs="+", default=[1000, 0], help="of 32 bytes, in a step")
+    parser.add_argument("--later", action="store_true", help="waited for once all of a step are issued")
     parser.add_argument("--width", type=int, default=512, help="of the model's three layers")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--first", type=int, default=100, help="steps that are left out")
@@ -86,8 +87,9 @@ def _job(watched: bool, collectives: int, chosen: argparse.Namespace) -> dict[st
     for step in range(chosen.steps):
         if step == chosen.first:
             began, ends = _times(), [time.thread_time()]
-        for _ in range(collectives):
-            dist.all_reduce(values)
+        works = [dist.all_reduce(values, async_op=chosen.later) for _ in range(collectives)]
+        for work in works if chosen.later else ():
+            work.wait()
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
