@@ -371,11 +371,18 @@ def mcp(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR", help="Also list the recordings in these directories.")
     ] = None,
+    http: Annotated[
+        bool, typer.Option("--http", help="Over HTTP on loopback, at the address printed, which holds a token.")
+    ] = False,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="For --http (default: any).")] = 0,
 ) -> None:
     """Answer an agent's questions about runs, on stdin and stdout (Model Context Protocol)."""
-    from ddpwatch.mcp.server import serve
+    from ddpwatch.mcp.server import serve, serve_http
 
-    serve(folders or [])
+    if http:
+        serve_http(folders or [], port)
+    else:
+        serve(folders or [])
 
 
 def _hang_limit(limit_s: float, launch: Launch) -> Looker:

@@ -1,4 +1,7 @@
-"""Serves the tools over the Model Context Protocol, on stdin and stdout, with the official SDK (an optional extra)."""
+"""Serves the tools over the Model Context Protocol with the official SDK (an optional extra).
+
+On stdin and stdout, or over HTTP on loopback.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.mcp.runs import LIMIT_S, Runs
 from ddpwatch.mcp.tools import TOOLS
 from ddpwatch.version import __version__
+from ddpwatch.wire.loopback import listen
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -97,6 +101,30 @@ def serve(folders: Sequence[Path]) -> None:
             await server.run(read, write, server.create_initialization_options())
 
     anyio.run(run)
+
+
+def serve_http(folders: Sequence[Path], port: int) -> None:
+    """Answers over HTTP on loopback, below a random token, until Ctrl-C or SIGTERM; prints the address first.
+
+    Args:
+        folders: Where recordings are listed.
+        port: 0 for any that is free.
+
+    Raises:
+        UsageError: The library is not installed, or the port is taken.
+    """
+    try:
+        import uvicorn
+        from mcp.server.lowlevel import Server  # noqa: F401 - says what is missing before a port is opened
+    except ImportError:
+        raise UsageError("the library mcp is not installed", INSTALL) from None
+    listener, token, address = listen(port)
+    app = make_server(folders).streamable_http_app(
+        streamable_http_path=f"/{token}/mcp", json_response=True, stateless_http=True
+    )
+    with listener:
+        print(f"{address}mcp", flush=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False)).run(sockets=[listener])
 
 
 def make_server(folders: Sequence[Path]) -> Server[Any]:

@@ -6,20 +6,18 @@ nothing from elsewhere: not even a font.
 
 from __future__ import annotations
 
-import secrets
 import shlex
-import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddpwatch.errors import UsageError
 from ddpwatch.run.subprocesses import module_command
+from ddpwatch.wire.loopback import listen
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 INSTALL = "install ddpwatch with its extra browser, e.g. pip install '.[browser]' in a checkout"
-HOST = "127.0.0.1"
 END_S = 2.0  # for the dashboards, at the end
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -69,14 +67,10 @@ def serve(arguments: Sequence[str], port: int) -> None:
         from aiohttp import web
     except ImportError as error:
         raise UsageError("textual-serve is not installed", INSTALL) from error
-    token = secrets.token_urlsafe(24)
+    listener, token, address = listen(port)
     app = _app(shlex.join(module_command("ddpwatch", *arguments)), token)
-    try:
-        listener = socket.create_server((HOST, port))
-    except OSError as error:
-        raise UsageError(f"port {port}: {error.strerror}", "--port chooses another") from error
     with listener:
-        print(f"http://{HOST}:{listener.getsockname()[1]}/{token}/", flush=True)
+        print(address, flush=True)
         web.run_app(app, sock=listener, print=None, access_log=None, shutdown_timeout=END_S)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
+import anyio.to_thread
 import jsonschema
 import pytest
 from mcp import Client
@@ -147,6 +151,27 @@ async def test_recordings_are_listed(tmp_path: Path, late: str) -> None:
 )
 async def test_errors_are_one_line_with_a_hint(name: str, arguments: dict[str, object], words: str) -> None:
     assert words in await refused(name, **arguments)
+
+
+async def test_over_http_only_the_address_with_the_token_is_answered() -> None:
+    command = [sys.executable, "-m", "ddpwatch", "mcp", "--http"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:")
+            async with Client(address) as client:
+                assert len((await client.list_tools()).tools) == len(TOOLS)
+                assert (await client.call_tool("list_runs", {})).structured_content == {"live": [], "recordings": []}
+            base, token, _ = address.rsplit("/", 2)
+            for wrong in (f"{base}/mcp", f"{base}/{token[:-1]}/mcp"):
+                with pytest.raises(HTTPError, match="404") as refused_with:
+                    await anyio.to_thread.run_sync(urlopen, Request(wrong, data=b"{}", method="POST"))
+                refused_with.value.close()
+        finally:
+            process.terminate()
+            _, printed = process.communicate(timeout=60)
+    assert printed == ""
 
 
 async def test_what_takes_too_long_is_an_error(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
