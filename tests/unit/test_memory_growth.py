@@ -10,8 +10,11 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.rules.memory_growth import MemoryGrowth
+from ddpwatch.analysis.diagnosis.standing import Standing
+from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.figures import RankMemory
 from ddpwatch.analysis.memory import NOT_MEASURED, Memory
+from ddpwatch.analysis.window import Summary
 from ddpwatch.collector.memory_left import MemoryLeft
 from ddpwatch.collector.rank_samples import RankSampler
 from ddpwatch.wire.messages import Device, RankSample
@@ -43,13 +46,22 @@ def host(seconds: int, use: Use, left: int = 100 * GIB, peer: Use = lambda step:
 def test_a_megabyte_a_step_is_named_with_its_forecast() -> None:
     dice = random.Random(4)
     (found,) = host(120, lambda step: 2000 + step + dice.gauss(0, 3), left=1900 * MB)
-    assert (found.kind, found.ranks, found.severity, found.open) == ("memory", (1,), "warning", True)
+    assert (found.kind, found.ranks, found.severity, found.open) == ("memory", (1,), "error", True)
     assert found.since_step == pytest.approx(0, abs=80)
     assert found.evidence.memory is not None
     assert found.evidence.memory.step_bytes == pytest.approx(MB, rel=0.05)
     assert found.evidence.memory.steps_left == pytest.approx(1900, rel=0.05)
     assert "rank 1 takes" in found.message
     assert "is full in some 1,900 steps" in found.message
+
+
+def test_what_ends_a_run_soon_is_the_verdict_beside_what_makes_it_slower() -> None:
+    late = Incident("straggler", "warning", "rank 0 is late", ranks=(0,), since_step=9, gain=0.06, open=True)
+    for left, kind in ((1900 * MB, "memory"), (100 * GIB, "straggler")):  # full in 3 minutes, and in 3 hours
+        standing, both = Standing(), [late, *host(120, lambda step: 2000 + step, left)]
+        standing.look([late], range(100), 0.0, 0)
+        standing.look(both, range(100), 0.0, SECOND)
+        assert verdict(Summary(), standing.judged(both, range(100)), 2, finished_steps=1200).kind == kind
 
 
 def test_ranks_that_grow_on_one_host_share_what_is_left() -> None:
@@ -94,7 +106,7 @@ def saw(step: int, period: int = 150, height: float = 400) -> float:
 )
 def test_no_growth(use: Use) -> None:
     for seconds in (40, 100, 300, 900):
-        assert not [one for one in host(seconds, use) if one.severity == "warning"], seconds
+        assert not [one for one in host(seconds, use) if one.severity != "info"], seconds
 
 
 @pytest.mark.parametrize("seed", range(3))
