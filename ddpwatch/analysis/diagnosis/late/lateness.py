@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.late.residuals import NOISE_EVERY, Residuals, W
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 
 FEWEST_LATE = 3  # late steps, to name a rank
-CAUTION = 2.0  # powers: before it is known how long noise lasts, two steps may say what one does
+CAUTION = 2.0  # powers: until it is known how long noise lasts, two steps may say what one does
 
 
 class GroupLateness:

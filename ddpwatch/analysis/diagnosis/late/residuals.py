@@ -20,9 +20,9 @@ KNOWN_AS = 48.0  # how many residuals an assumed distribution counts for: so a c
 LATE_NS, LATE_SHARE = 1e6, 0.015  # what a rank must be late by, and of a step, to matter: ranks are never quite alike
 NOISE_EVERY = 8  # steps
 CORRELATION_STEPS = 128  # that show how long noise lasts
-CORRELATION_AFTER = 16, 64  # newest steps that do not, as a fault may have started in them: at least, and at most
+CORRELATION_AFTER = 64  # newest steps (or half of all) that do not, as a fault may have started in them
+CORRELATION_FEWEST = 16  # others, before it is known: growth from the first step on is named by then
 CORRELATION_NOTICED = 0.3  # less may be chance in a few steps, and costs few false alarms
-LASTING_KNOWN = 48  # steps: fewer make noise that lasts seem to last more shortly, and name somebody
 NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
 FAR, FAR_DEVIATIONS = 0.98, 3.5  # that share of Student's t with three degrees of freedom is below
 FEWEST_KNOWN = 16  # residuals of the other one of two: one that is late from the first step on is compared with these
@@ -210,20 +210,19 @@ class Residuals:
         return self.kept > kept + CORRELATION_NOTICED
 
     def _estimate_correlation(self, open_since: int | None) -> None:
-        newest = max(CORRELATION_AFTER[0], min(CORRELATION_AFTER[1], self.seen // 2))
+        newest = min(CORRELATION_AFTER, self.seen // 2)
         rows = list(islice(reversed(self.rows), newest, newest + CORRELATION_STEPS))
         struck = [*self._struck, *([] if open_since is None else [(open_since, 1 << 62)])]
         rows = [row for row in rows if not any(since <= row.step <= until for since, until in struck)]
-        if len(rows) < CORRELATION_AFTER[0]:
+        if len(rows) < CORRELATION_FEWEST:
             return
+        self.is_known = True
         columns = list(zip(*[row.measured[: 1 if self._count == 2 else self._compared] for row in rows], strict=True))
         count = len(rows)
         kept = median([correlation(column) for column in columns])
         noticed = kept > CORRELATION_NOTICED
-        self.is_known = not noticed or count >= LASTING_KNOWN
-        kept += (1 + 3 * kept) / count + sqrt(
-            max(0.0, 1 - kept**2) / count / len(columns)
-        )  # Kendall's bias, and an error
+        error = sqrt(max(0.0, 1 - kept**2) / count / len(columns))
+        kept += (1 + 3 * kept) / count + error  # and Kendall's bias
         was, self.kept = self.kept, min(kept, 0.95) if noticed else 0.0
         if was != self.kept:
             self._whiten()
