@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from itertools import pairwise
+from math import sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from ddpwatch.common.text import number, percent
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import StackSamples
 
-CONFIDENCE = 0.95  # that no line differs by chance alone
+CONFIDENCE = 0.99  # that no line differs by chance alone
 WORTH = 0.02  # of the peer's step
 FEWEST_STEPS = 5
 STRETCHES = 20  # of steps, at most
@@ -238,8 +239,9 @@ def _line(
 
 def _difference(differences: Sequence[float], lines: int) -> tuple[float, float]:
     """Returns the mean, and half the width of its interval, of which there are so many at once."""
-    size = ceil(len(differences) / STRETCHES)
-    stretches = [fmean(differences[at : at + size]) for at in range(0, len(differences) - size + 1, size)]
+    count = min(STRETCHES, len(differences))
+    ends = [len(differences) * part // count for part in range(count + 1)]
+    stretches = [fmean(differences[since:until]) for since, until in pairwise(ends)]  # none is left out
     quantile = student(1 - (1 - CONFIDENCE) / lines, len(stretches) - 1)
     return fmean(differences), quantile * stdev(stretches) / sqrt(len(stretches))
 

@@ -91,6 +91,17 @@ def test_alike_ranks_do_not_differ() -> None:
         assert found.text == "no difference beyond noise between rank 1 and rank 0"
 
 
+@pytest.mark.parametrize("steps", [6, 20, 23, 41])
+def test_what_is_sampled_in_a_single_step_is_chance(steps: int) -> None:
+    """Whichever step that is."""
+    for once in range(steps):
+        rows = [(LOSS, noisy(22, 1, steps)), (FEED, [44.0 if step == once else 0.0 for step in range(steps)])]
+        found = explain([samples_of(3, rows), samples_of(0, rows[:1])])
+        assert found is not None
+        assert found.lines[0].difference_ms == pytest.approx(44 / steps)
+        assert not found.lines[0].certain
+
+
 def test_what_is_hardly_longer_is_not_worth_a_word() -> None:
     step = 100.0
     tiny = step * WORTH / 2
