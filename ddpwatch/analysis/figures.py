@@ -119,7 +119,7 @@ class ThroughputFigures(Figures, frozen=True, kw_only=True):
 
 
 class RunTime(Figures, frozen=True, kw_only=True):
-    """Where the rank-time of a run went (`ddpwatch.analysis.goodput`), in seconds by part.
+    """The rank-time of a run by what it went into (`ddpwatch.analysis.goodput`), in seconds.
 
     Its frames came from ``since`` until ``until`` (s since the Unix epoch). ``lost_seconds`` are in accounts of lost
     time.
@@ -133,7 +133,7 @@ class RunTime(Figures, frozen=True, kw_only=True):
 
 
 class GoodputFigures(Figures, frozen=True, kw_only=True):
-    """The same of all runs of a job, of which the oldest may be ``missing``, and what that costs at the given price."""
+    """Rank-time of all runs of a job, of which the oldest may be ``missing``, and its cost at the given price."""
 
     ratio: float
     runs: Sequence[str]
@@ -157,7 +157,7 @@ class GroupFigures(Figures, frozen=True):
 
 
 class RankMemory(Figures, frozen=True):
-    """What memory a rank uses (`ddpwatch.analysis.memory`), and the most that was seen.
+    """Memory that a rank uses (`ddpwatch.analysis.memory`), and its peaks.
 
     ``host_bytes`` are without files' pages. Of its GPU, torch's allocator has ``gpu_bytes`` reserved, of which tensors
     use ``gpu_allocated_bytes``.

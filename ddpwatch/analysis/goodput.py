@@ -13,11 +13,10 @@ from itertools import pairwise
 from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTime
 from ddpwatch.analysis.figures import GoodputFigures, RunTime
-from ddpwatch.common.units import NS_PER_S
+from ddpwatch.common.units import NS_PER_S, S_PER_HOUR
 from ddpwatch.wire.messages import Message, Step
 
 PARTS = ("steps", "pauses", "hangs", "startup", "between_runs", "other")
-PER_HOUR = 3600
 _PAUSES = frozenset(PAUSE_PHASES.values())
 
 
@@ -96,7 +95,7 @@ def goodput(
         missing=missing,
         rank_seconds=total,
         seconds=seconds,
-        lost_hours=lost / PER_HOUR,
-        cost=None if price is None else price * total / PER_HOUR,
-        lost_cost=None if price is None else price * lost / PER_HOUR,
+        lost_hours=lost / S_PER_HOUR,
+        cost=None if price is None else price * total / S_PER_HOUR,
+        lost_cost=None if price is None else price * lost / S_PER_HOUR,
     )

@@ -1,4 +1,4 @@
-"""How much memory each rank uses: of its host as the collector samples it, and of its GPU as heartbeats say.
+"""Memory that each rank uses: of its host as the collector samples it, and of its GPU as heartbeats say.
 
 It is what the rule on growing memory (`ddpwatch.analysis.diagnosis.rules.memory_growth`) reads.
 """

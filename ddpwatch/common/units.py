@@ -4,6 +4,7 @@ from __future__ import annotations
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
+S_PER_HOUR = 3600
 FOREVER_NS = 1 << 62  # beyond every stamp and duration
 
 

@@ -198,7 +198,7 @@ class IncidentRow:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRow:
-    """What a rank trained on from ``since_step`` until before ``until_step``, which took ``seconds``."""
+    """Samples and tokens of a rank from ``since_step`` until before ``until_step``, which took ``seconds``."""
 
     rank: int
     since_step: int

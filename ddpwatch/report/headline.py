@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE
 from ddpwatch.analysis.figures import OverlapFigures, Report
-from ddpwatch.analysis.goodput import PER_HOUR
 from ddpwatch.analysis.means import ENOUGH_FULL
 from ddpwatch.common.text import UNKNOWN, adding_up, number, percent, plus_minus, short_count, three_digits
+from ddpwatch.common.units import S_PER_HOUR
 
 PART_NAMES = {  # of a job's time, besides steps
     "pauses": "pauses", "hangs": "hangs", "startup": "start-up", "between_runs": "between runs", "other": "other",
@@ -76,7 +76,7 @@ def goodput_sentence(report: Report) -> str:
     rest = [f"{percent(share, 1)} {PART_NAMES[part]}" for part, share in shares.items() if share >= LEAST_SHARE]
     runs = f" in {len(found.runs)} runs" if len(found.runs) > 1 else ""
     parts = [
-        f"goodput: {percent(found.ratio, 1)} of {three_digits(found.rank_seconds / PER_HOUR)} {hours}{runs}",
+        f"goodput: {percent(found.ratio, 1)} of {three_digits(found.rank_seconds / S_PER_HOUR)} {hours}{runs}",
         f"the rest: {', '.join(rest)}" if rest else "",
         f"lost time: {three_digits(found.lost_hours)} {hours}",
         f"cost: {three_digits(found.cost)}, {three_digits(found.lost_cost)} of it lost" if found.cost else "",

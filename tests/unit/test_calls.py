@@ -241,9 +241,9 @@ def test_other_tools_keep_their_ids() -> None:
     assert not named & set(TOOL_IDS)
 
 
-@pytest.mark.skipif(not HAS_EVENTS, reason="nothing tells of C functions")
+@pytest.mark.skipif(not HAS_EVENTS, reason="calls of C functions cannot be seen before Python 3.12")
 class TestCallsFrom:
-    """What a function calls."""
+    """The calls that a function makes."""
 
     def calling(self, told: list[str], begin: Callable[[Any], bool]) -> CallsFrom:
         return CallsFrom(_sorts.__code__, begin, lambda: told.append("end"), on_error=unexpected)

@@ -16,6 +16,7 @@ from typing import Final, Literal, NamedTuple
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, MemoryFigures
 from ddpwatch.analysis.placement import Gpu, Host, Placement
 from ddpwatch.common.text import duration, size
+from ddpwatch.common.units import S_PER_HOUR
 from ddpwatch.wire.messages import Beat, Device, Hello, RankSample
 
 PARTS: Final = 8
@@ -24,8 +25,7 @@ KEEP: Final = 256  # samples of a rank, one a second; of a longer run, fewer
 NEWEST: Final = (128, 64, 32)  # of them, in which growth may have started later
 FEWEST_STEPS: Final = 200  # by then, garbage has been collected
 SAMPLE_NS: Final = 1_000_000_000
-HOUR_S: Final = 3_600.0  # full within one: an error, as that ends the run
-DAY_S: Final = 24 * HOUR_S  # a warning
+DAY_S: Final = 24 * S_PER_HOUR  # full within one: a warning; within an hour an error, as that ends the run
 FAR_S: Final = 7 * DAY_S  # is not said
 
 
@@ -158,7 +158,7 @@ def _incident(rank: int, of: str, used: int, growth: _Growth, left: int, togethe
     whose = "its GPU" if of == "gpu" else "its host or cgroup"
     yield Incident(
         kind="memory",
-        severity="error" if left_s <= HOUR_S else "warning" if left_s <= DAY_S else "info",
+        severity="error" if left_s <= S_PER_HOUR else "warning" if left_s <= DAY_S else "info",
         message=f"rank {rank} takes {size(step_bytes)} more memory in each step: {whose} is full in some "
         f"{_rounded(steps_left):,} steps ({duration(left_s)})",
         ranks=(rank,),
