@@ -1,19 +1,21 @@
 """A rank's stacks, taken once when it stands still, and its training thread's in a pause. For the sender thread.
 
-`faulthandler.dump_traceback` writes them from C, without touching a frame's reference count, into a file in memory. No
-signal is involved, and nothing is installed: docs/architecture.md, "Hangs", says why.
+Frames are read under the GIL, one thread's after the other's, and none is held longer. No signal is involved, and
+nothing is installed: docs/architecture.md, "Hangs", says why.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import os
+import sys
+import threading
+from types import FrameType
 
+from ddpwatch.probe.identity import as_text
 from ddpwatch.sampling.stillness import Stillness
 from ddpwatch.wire.messages import Beat, Stack, Step
 
 MAX_TEXT = 32_768
+MOST_CALLS = 100  # of a thread
 REST_NS = 30_000_000_000  # between two
 PAUSE_REST_NS = 5_000_000_000  # the same, of pauses
 
@@ -62,24 +64,25 @@ class StackTaker:
 
 
 def dump(thread: int) -> tuple[str, int]:
-    """Returns the stacks of all threads but the calling one, that thread's first, and how many there are.
+    """Returns the stacks of all threads but the calling one, that thread's first, and how many threads there are.
 
-    The text is empty without any.
+    They have the format of Python's `faulthandler`, which is not called: Python 3.13.0 crashes where a frame that C++
+    has called is just being destroyed.
     """
-    with contextlib.suppress(AttributeError, OSError, RuntimeError):  # no such file here, or no room for it
-        file = os.memfd_create("ddpwatch-stack")
-        try:
-            faulthandler.dump_traceback(file=file, all_threads=True)
-            return in_order(os.pread(file, 4 * 1024 * 1024, 0).decode("ascii", "replace"), thread)
-        finally:
-            os.close(file)
-    return "", 0
+    frames = sys._current_frames()
+    threads = len(frames)
+    del frames[threading.get_ident()]
+    texts = []
+    for ident in sorted(frames, key=lambda ident: ident != thread):
+        texts.append(f"Thread 0x{ident:016x} (most recent call first):\n{_calls(frames.pop(ident))}")
+    return as_text("\n\n".join(texts), MAX_TEXT), threads
 
 
-def in_order(text: str, thread: int) -> tuple[str, int]:
-    """Sorts faulthandler's blocks, one per thread: the training thread's first, without the calling thread's."""
-    blocks = [block.strip("\n") for block in text.split("\n\n")]
-    name = f"0x{thread:016x}"
-    others = [block for block in blocks if block and not block.startswith("Current")]
-    others.sort(key=lambda block: name not in block.partition("\n")[0])
-    return "\n\n".join(others)[:MAX_TEXT], sum("hread 0x" in block.partition("\n")[0] for block in blocks)
+def _calls(frame: FrameType | None) -> str:
+    """Returns a line per call, from the innermost on."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < MOST_CALLS:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines)

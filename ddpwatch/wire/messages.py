@@ -438,8 +438,8 @@ def sends_no_more(message: Bye | Beat) -> bool:
 class Stack(msgspec.Struct, tag="stack", tag_field="type", kw_only=True, omit_defaults=True):
     """Where a rank's threads are: taken once when it does not go on, from ``since_ns`` on; in a pause, one.
 
-    ``text`` is faulthandler's, most recent call first. The training thread comes first; ``threads`` are all there are,
-    and those that have no room are left out.
+    ``text`` has faulthandler's format, most recent call first. The training thread comes first; ``threads`` are all
+    there are, and those that have no room are left out.
     """
 
     rank: Rank
