@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
-from ddpwatch.analysis.figures import Report
-from ddpwatch.analysis.findings import findings
-from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.sampling.levels import FULL
-from ddpwatch.wire.messages import Bye, ClockExchange, FrameError, Group, Hello, Layout, Mark, Message, NodeStep, Step
+from ddpwatch.wire.messages import (
+    PAUSE_PHASES,
+    Bye,
+    ClockExchange,
+    FrameError,
+    Group,
+    Hello,
+    Layout,
+    Mark,
+    Message,
+    NodeStep,
+    Step,
+)
 from ddpwatch.wire.node_step import expand
+
+if TYPE_CHECKING:
+    from ddpwatch.analysis.figures import Report
 
 ATTACHED_STEPS = 2000  # of all ranks together: reporting on them takes a fraction of a second
 ATTACHED_MARKS = 256  # of each rank: the newest pauses, which explain steps
@@ -59,6 +71,8 @@ class AttachmentBuilder:
 
     def documents(self) -> dict[str, bytes]:
         """Returns the documents by name: ``run.json``, ``findings.json`` and ``incidents.json``."""
+        from ddpwatch.analysis.findings import findings
+
         steps = [step for message in self._steps for step in _steps_of(message)]
         report, numbers = self._report(steps), [step.step for step in steps]
         span = [min(numbers, default=None), max(numbers, default=None)]
@@ -71,6 +85,8 @@ class AttachmentBuilder:
 
     def _report(self, steps: list[Step]) -> Report:
         """Reports on these steps. A mark comes before the step that it lies in, as it did when it was received."""
+        from ddpwatch.analysis.report_builder import ReportBuilder
+
         builder, marks = ReportBuilder(), {rank: deque(kept) for rank, kept in self._marks.items()}
         for message in (*self._others.values(), *self._pings, *steps):
             if isinstance(message, Step):

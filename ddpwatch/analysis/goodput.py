@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES
 from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTime
 from ddpwatch.analysis.figures import GoodputFigures, RunTime
 from ddpwatch.common.units import NS_PER_S, S_PER_HOUR
-from ddpwatch.wire.messages import Message, Step
+from ddpwatch.wire.messages import PAUSE_PHASES, Message, Step
 
 PARTS = ("steps", "pauses", "hangs", "startup", "between_runs", "other")
 _PAUSES = frozenset(PAUSE_PHASES.values())

@@ -10,25 +10,22 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.collector.hub import size_of
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
 from ddpwatch.wire.messages import Hello, Layout, Message, decode
 from ddpwatch.wire.transport import Envelope
 
-if TYPE_CHECKING:
-    from ddpwatch.analysis.attachments import AttachmentBuilder
-
 FLUSH_S = 0.25
 BACKLOG_BYTES = 64 * 1024 * 1024  # of memory
 DECODED_SHARE = 1 / 64  # of the backlog, that may wait decoded
 RESERVED_BYTES = 64 * 1024 * 1024  # beyond the backlog, for hellos and layouts
 CLOSE_S = 10.0
-AT_ONCE = 1024  # frames that wait decoded
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -63,6 +60,7 @@ class RecordingThread(threading.Thread):
         self._queued_bytes = 0
         self._written_bytes = 0
         self._stopping, self._sums_up = threading.Event(), threading.Event()
+        self._attachments = AttachmentBuilder()
         self._failure = ""
         self._refused = 0
 
@@ -118,8 +116,10 @@ class RecordingThread(threading.Thread):
                 self._writer.abandon()
 
     def _serve(self, writer: ResilientWriter) -> None:
+        imports = threading.Thread(target=import_module, args=("ddpwatch.analysis.report_builder",), daemon=True)
         while not self._stopping.wait(FLUSH_S):
-            self._write_backlog(writer)
+            if self._write_backlog(writer) and imports.ident is None:
+                imports.start()  # beside the first steps: that takes seconds on a busy machine, and a kill may come
         self._write_backlog(writer)
         writer.close(self._documents(), self._refused)
 
@@ -128,44 +128,25 @@ class RecordingThread(threading.Thread):
 
         Nothing after a bug in that: the recording has its end all the same.
         """
+        self._sums_up.set()
         try:
-            attachments = self._attachments
-            self._sums_up.set()
-            return attachments.documents()
+            return self._attachments.documents()
         except Exception:
             _log.exception("the recording is not summed up")
             return {}
         finally:
             self._sums_up.clear()
 
-    @cached_property
-    def _attachments(self) -> AttachmentBuilder:
-        """Imported with the first frame: ranks, and the end of a short job, wait for a collector that starts."""
-        self._sums_up.set()
-        try:
-            from ddpwatch.analysis.attachments import AttachmentBuilder
-
-            return AttachmentBuilder()
-        finally:
-            self._sums_up.clear()
-
-    def _write_backlog(self, writer: ResilientWriter) -> None:
-        """Writes what waits, and sums it up only then: on a busy machine the first import takes seconds."""
-        written = self._write_some(writer)
-        while written:
-            for message in written:
-                self._attachments.apply_message(message)
-            written = self._write_some(writer)
-
-    def _write_some(self, writer: ResilientWriter) -> list[Message]:
-        """Writes and flushes up to `AT_ONCE` frames that wait, and returns them decoded."""
-        written = list[Message]()
-        while self._queue and len(written) < AT_ONCE:
+    def _write_backlog(self, writer: ResilientWriter) -> bool:
+        """Writes and flushes what waits; returns whether anything did."""
+        wrote = False
+        while self._queue:
             message, envelope = self._queue[0]
             message = message or decode(envelope.frame)
             self._queue.popleft()
             self._written_bytes += size_of(envelope)
             writer.write_message(message, envelope)
-            written.append(message)
+            self._attachments.apply_message(message)
+            wrote = True
         writer.flush()
-        return written
+        return wrote

@@ -330,6 +330,14 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defa
     persistent: bool = False
 
 
+PAUSE_PHASES: Final = {  # what a rank pauses for, by a mark's kind
+    "gc": "gc",
+    "save": "checkpoint",
+    "compile": "compilation",
+    "validation": "validation",
+}
+
+
 class BusyProcess(msgspec.Struct):
     """A process of a host that uses much CPU time: ``cpu`` is in percent of a core."""
 

@@ -31,18 +31,12 @@ from ddpwatch.analysis.step import BucketKey, claims_of, split
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.sampling.levels import is_watched
-from ddpwatch.wire.messages import Mark, Step
+from ddpwatch.wire.messages import PAUSE_PHASES, Mark, Step
 
 AccountKey = tuple[AccountName, str]  # its name, and the phase
 Pauses = Mapping[str, Intervals]  # by phase, absolute
 _Key = TypeVar("_Key")
 
-PAUSE_PHASES = {  # by a mark's kind
-    "gc": "gc",
-    "save": "checkpoint",
-    "compile": "compilation",
-    "validation": "validation",
-}
 REFERENCES = 8  # newest watched steps, and newest long ones: what a bare one may resemble
 PER_OLDER = 0.01  # of a step: what an older one of these has to be more alike by
 LONG = 1.05  # a long step takes longer than usual, by this factor

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSE_PHASES, AccountKey, Ledger, account_of
+from ddpwatch.analysis.diagnosis.accounts.accounts import AccountKey, Ledger, account_of
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -23,7 +23,7 @@ from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.common.text import in_ms
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.wire.messages import Stack
+from ddpwatch.wire.messages import PAUSE_PHASES, Stack
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
 WORTH_NS = 5_000_000  # rank-time that a collection costs, on average: less is no warning
