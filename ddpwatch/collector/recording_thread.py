@@ -138,15 +138,14 @@ class RecordingThread(threading.Thread):
             self._sums_up.clear()
 
     def _write_backlog(self, writer: ResilientWriter) -> bool:
-        """Writes and flushes what waits; returns whether anything did."""
-        wrote = False
-        while self._queue:
+        """Writes and flushes what waits now; returns whether anything did."""
+        waiting = len(self._queue)
+        for _ in range(waiting):
             message, envelope = self._queue[0]
             message = message or decode(envelope.frame)
             self._queue.popleft()
             self._written_bytes += size_of(envelope)
             writer.write_message(message, envelope)
             self._attachments.apply_message(message)
-            wrote = True
         writer.flush()
-        return wrote
+        return waiting > 0
