@@ -122,14 +122,19 @@ def explain_live(
 
 
 def _hang_found(source: LiveSource, state: RunState) -> Incident | None:
-    """Returns the hang that lasts. One shows in heartbeats that come from now on, unless a step comes."""
+    """Returns the hang that lasts. One shows in heartbeats that come from now on, unless a step comes.
+
+    The stacks of some ranks may come a moment after it shows: one more status is waited for.
+    """
     hang = hang_of(state.diagnosis.incidents())
-    for message, envelope in _frames(source, HANG_S) if hang is None else ():
+    for message, envelope in _frames(source, HANG_S):
         state.apply_message(message, envelope.received_ns, envelope.frame)
-        if isinstance(message, Status):  # twice a second
-            hang = hang_of(state.diagnosis.incidents())
-        if isinstance(message, Step) or hang is not None:
+        if isinstance(message, Step) and hang is None:
             break
+        if isinstance(message, Status):  # twice a second
+            before, hang = hang, hang_of(state.diagnosis.incidents())
+            if before is not None:
+                break
     return hang
 
 

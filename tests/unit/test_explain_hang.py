@@ -1,0 +1,34 @@
+"""``ddpwatch explain`` asked at the moment at which a hang shows."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ddpwatch.viewer.explain import explain_live
+from ddpwatch.viewer.live_source import LiveSource
+from ddpwatch.wire.messages import Message, Stack
+from tests.support.dashboards import FakeSource
+from tests.support.frames import beat, hello, status
+
+LINES = ("waits.py:7 in f", "waits.py:7 in f", "held.py:9 in g")
+
+
+def stack(rank: int) -> Stack:
+    file, _, rest = LINES[rank].partition(":")
+    line, _, function = rest.partition(" in ")
+    text = f'Thread 0x1 (most recent call first):\n  File "{file}", line {line} in {function}\n'
+    one = beat(rank, for_s=4.0)
+    return Stack(rank=rank, at_ns=one.at_ns, since_ns=one.since_ns, step=0, text=text)
+
+
+def test_stacks_that_come_a_moment_later_are_waited_for() -> None:
+    source = FakeSource()
+    held = beat(2, 5, "forward", 4.0)
+    beats = [beat(0, 5, "sync", 4.0, in_flight=[1]), beat(1, 5, "sync", 4.0, in_flight=[1]), held]
+    hellos = [hello(rank, world=3) for rank in range(3)]
+    snapshot: list[Message] = [*hellos, *beats, stack(2), status(), *beats, status()]
+    source.put(snapshot, every_ms=300)
+    source.put([stack(0), stack(1), status()], every_ms=300)  # the snapshot shows a hang, but not where 0 and 1 are
+    found = explain_live(cast("LiveSource", source), None, None, None, lambda line: None)
+    assert "ranks 0, 1 wait at waits.py:7 in f" in found.text
+    assert "rank 2 holds up the others at held.py:9 in g" in found.text
