@@ -74,6 +74,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that runs once more makes what its module shares anew: another job, as the first may be disturbed."""
+    if isinstance(item, pytest.Function) and getattr(item, "execution_count", 1) > 1:
+        for fixtures in item._fixtureinfo.name2fixturedefs.values():
+            for fixture in fixtures:
+                if fixture.scope == "module":
+                    fixture.finish(item._request)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     """In a fresh clone, the worker that comes first rewrites a module's asserts; the others load its bytecode."""

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from itertools import chain
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -32,20 +31,10 @@ Row = list[Seen]  # of one rank
 Rows = dict[str, list[Row]]  # by case
 
 
-@pytest.fixture
-def results(request: pytest.FixtureRequest, measured: list[Rows], tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """Every case's rows, from one job; a rerun takes another job, as what else runs on the machine may disturb one."""
-    if len(measured) < getattr(request.node, "execution_count", 1):
-        measured.append(rows_of_a_job(tmp_path_factory.mktemp("truth")))
-    return measured[-1]
-
-
 @pytest.fixture(scope="module")
-def measured() -> list[Rows]:
-    return []
-
-
-def rows_of_a_job(path: Path) -> Rows:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Every case's rows, from one job."""
+    path = tmp_path_factory.mktemp("truth")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DDPWATCH_DIR", str(path))
         patch.setenv("DDPWATCH_DETAIL", "full")  # every step in full
