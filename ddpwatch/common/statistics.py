@@ -110,6 +110,16 @@ class RollingMedian:
         return self._ordered[-count:]
 
     @property
+    def lowest(self) -> float:
+        """The least of them. Needs at least one value."""
+        return self._ordered[0]
+
+    @property
+    def highest(self) -> float:
+        """The greatest of them. Needs at least one value."""
+        return self._ordered[-1]
+
+    @property
     def median(self) -> float:
         """The median. Needs at least one value."""
         return middle(self._ordered)

@@ -13,7 +13,7 @@ from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVER_SHARE
-from ddpwatch.common.statistics import RollingMedian, median, middle
+from ddpwatch.common.statistics import RollingMedian, median
 
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
@@ -49,6 +49,7 @@ class LevelShift:
         self._is_each = is_each
         self._over = 0.0
         self._values: deque[_Value] = deque(maxlen=KEEP_STEPS)
+        self._newest = RollingMedian(newest)
         self._before = RollingMedian(KEEP_STEPS - newest)
 
     def add_value(self, step: int, value: float, least: float = 0.0, usual: float | None = None) -> bool:
@@ -63,22 +64,23 @@ class LevelShift:
         if self._factor and len(self._values) >= self._count:
             self._before.add_value(self._values[-self._count].usual)
         self._values.append(_Value(step, value, value if usual is None else usual))
-        newest = list(islice(reversed(self._values), self._count))
-        ordered = sorted([one.value for one in newest])
+        newest = self._newest
+        newest.add_value(value)
         if self.since is not None:
-            if (ordered[-1] if self._is_each else middle(ordered)) >= self._over:
+            if (newest.highest if self._is_each else newest.median) >= self._over:
                 return False
             self.since = None
             self._values.clear()
+            newest.clear()
             return True
-        if len(self._before if self._factor else ordered) < ENOUGH_STEPS:
+        if len(self._before if self._factor else newest) < ENOUGH_STEPS:
             return False
         self.usual = self._before.median if self._factor else 0.0
         limit = max(self._factor * self.usual, self.usual + least)
-        if (ordered[0] if self._is_each else middle(ordered)) < limit or (self._factor and not self.usual):
+        if (newest.lowest if self._is_each else newest.median) < limit or (self._factor and not self.usual):
             return False
         self._over = self.usual + OVER_SHARE * (limit - self.usual)
-        self.since = min(one.step for one in newest if one.value >= limit)
+        self.since = min(one.step for one in islice(reversed(self._values), self._count) if one.value >= limit)
         return True
 
     @property
