@@ -1,4 +1,4 @@
-"""Rare garbage collections while frames are read: these hold no cycles, and a run keeps a million objects."""
+"""Rare garbage collections, or none, while frames are read: these hold no cycles, and a run keeps a million objects."""
 
 from __future__ import annotations
 
@@ -19,3 +19,15 @@ def few_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Collects nothing while a recording is read from front to back: there is no screen, and no cycle that could go."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

@@ -35,7 +35,7 @@ from ddpwatch.analysis.lanes import Lanes
 from ddpwatch.analysis.outline import Outline
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import Run
-from ddpwatch.common.garbage import few_collections
+from ddpwatch.common.garbage import no_collections
 from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.reader import Recording
@@ -86,7 +86,7 @@ def report_of(
     return report_of_recording(Recording(path), selection, drawn, price)
 
 
-@few_collections()
+@no_collections()
 def report_of_recording(
     recording: Recording, selection: Selection | None = None, drawn: Drawn | None = None, price: float | None = None
 ) -> Report:
@@ -111,7 +111,7 @@ def _goodput(recording: Recording, report: Report, time: RunTime | None, price: 
     return goodput([*known, (report.run.id or "", time)], missing or None, price)
 
 
-@few_collections()
+@no_collections()
 def report_of_frames(frames: Iterable[Frame], source: str, selection: Selection, drawn: Drawn | None = None) -> Report:
     """Returns the report of frames that were selected: those of a live run. The rest as for `report_of`."""
     return _collected(frames, source, selection, drawn).report()
@@ -153,7 +153,7 @@ def _about(recording: Recording, builder: ReportBuilder) -> RecordingFigures:
     )
 
 
-@few_collections()
+@no_collections()
 def compare_recordings(
     recordings: Sequence[str | os.PathLike[str] | Recording],
     selection: Selection | None = None,

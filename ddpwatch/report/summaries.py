@@ -12,7 +12,7 @@ import msgspec
 from ddpwatch.analysis.compare import FEWEST_STEPS, RunSeries, figures_of
 from ddpwatch.analysis.history import PastRun
 from ddpwatch.analysis.run import Run
-from ddpwatch.common.garbage import few_collections
+from ddpwatch.common.garbage import no_collections
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.names import parts_of, recordings_in
@@ -128,7 +128,7 @@ def stamp_of(path: Path) -> str:
     return f"{__version__} {sum(one.st_size for one in status)} {newest_ns}"
 
 
-@few_collections()
+@no_collections()
 def summary_of(path: Path) -> PastRun | None:
     """Reads a recording, and sums it up; None without a rank.
 

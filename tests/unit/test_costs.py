@@ -22,6 +22,7 @@ from ddpwatch.export.chrome_trace import align
 from ddpwatch.export.trace_size import TraceSize
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection, selection_of
+from ddpwatch.report.build import report_of
 from ddpwatch.wire import node_step
 from ddpwatch.wire.messages import Device, Message, Step
 from tests.support import frames
@@ -35,6 +36,22 @@ def test_a_command_looks_at_all_objects_next_to_never(monkeypatch: pytest.Monkey
     cli.main()
     assert seen == [garbage.THRESHOLDS]
     assert gc.get_threshold() == before
+
+
+def test_a_report_collects_nothing_as_steps_leave_no_cycles(tmp_path: Path) -> None:
+    def cycles(steps: int) -> int:
+        file = record(tmp_path / f"{steps}.mcap", run_of(steps=steps))
+        gc.collect()
+        with garbage.no_collections():
+            assert not gc.isenabled()
+            report_of(file)
+            assert not gc.isenabled()
+            found = gc.collect()
+        assert gc.isenabled()
+        return found
+
+    cycles(12)  # imports make some
+    assert cycles(600) - cycles(300) < 100  # a run is in one, with its newest steps
 
 
 class TestLateRanks:
