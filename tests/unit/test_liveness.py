@@ -390,6 +390,22 @@ def test_a_rank_whose_collective_timed_out_is_not_to_blame_for_the_hang() -> Non
     assert death.message.startswith("rank 1 was stuck for 6 s, in forward, at step 40; rank 0 waited; then rank 0 died")
 
 
+def test_a_rank_that_exits_on_torchrun_s_sigterm_is_not_the_cause() -> None:
+    """It handles SIGTERM, as trainers do to save a checkpoint; the ranks whose collective timed out ended before."""
+    run = Run()
+    run.put(0, "sync", in_flight=[0])
+    run.put(1, "backward")
+    run.go(6.0)
+    run.leave(0, bye(0, "exception", detail="RuntimeError: Timed out waiting 6000ms for recv operation"))
+    run.now_s += 10
+    left = bye(1, "lost", detail="exited with code 143", step=40, phase="backward")
+    left.at_ns = run.clock_ns
+    run.leave(1, left)
+    (death,) = [incident for incident in run.go(1.0) if incident.kind == "death"]
+    assert death.ranks == (1,)  # that is, the hang's
+    assert ", in backward, at step 40; rank 0 waited; then rank 0 died" in death.message
+
+
 def stack(run: Run, rank: int, *frames: str) -> None:
     lines = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in (f.split() for f in frames))
     text = f"Thread 0x00007f (most recent call first):\n{lines}\nThread 0x1 (most recent call first):\n"

@@ -27,6 +27,7 @@ SETTLE_NS = 60_000_000_000  # after a hang's end, for the steps in which ranks w
 _FAILED_COLLECTIVE = re.compile(  # what Gloo, NCCL and torch's watchdog say
     "timed? ?out|closed by peer|reset by peer|broken pipe|socket closed|communicator was aborted", re.IGNORECASE
 )
+_EXIT_BY_SIGTERM = f"exited with code {128 + signal.SIGTERM}"
 PHASES = {
     "input": "between", "between": "other", "sync": "exposed_comm", "save": "checkpoint", "compile": "compilation",
     "graph": "", NO_LONGER_WATCHED: "",
@@ -413,5 +414,8 @@ def _follows(bye: Bye | None) -> bool:
 
 
 def _by_launcher(bye: Bye | None) -> bool:
-    """Returns whether torchrun probably ended it: once a rank has failed, torchrun terminates the others."""
-    return bye is not None and bye.signal == signal.SIGTERM
+    """Returns whether torchrun probably ended it: once a rank has failed, torchrun terminates the others.
+
+    A rank that handles SIGTERM itself usually exits with the code that a shell gives one that it kills.
+    """
+    return bye is not None and (bye.signal == signal.SIGTERM or bye.detail.startswith(_EXIT_BY_SIGTERM))
