@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/|/ddpwatch/probe/"
+    r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/|/ddpwatch/(?:bootstrap|probe|sampling)/"
     r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
 )
 
