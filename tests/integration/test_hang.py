@@ -103,7 +103,8 @@ def test_who_hangs_is_named_with_the_line_it_is_at(tmp_path: Path, control: list
             (tmp_path / "watched").touch()  # not before, so that live and replay see the same
             hang = follower.until(source, lambda one: stuck(one) and len(ranks_seen(one)) == RANKS)
             check_stuck(hang)
-            assert f"ranks 0, 2, 3 wait at {hang.evidence.call_sites[0]}" in ddpwatch("explain", info.run_id).stdout
+            shown = ddpwatch("explain", info.run_id).stdout
+            assert f"ranks 0, 2, 3 wait at {hang.evidence.call_sites[0]}" in shown, shown
             open(tmp_path / "go", "w").close()
             past = follower.until(source, stuck, open=False)
             assert (past.since_step, past.until_step) == (hang.since_step, hang.since_step)
