@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that runs once more makes what its module shares anew: another job, as the first may be disturbed."""
+    """Builds the module's fixtures again for a rerun: something may have disturbed the first job."""
     if isinstance(item, pytest.Function) and getattr(item, "execution_count", 1) > 1:
         for fixtures in item._fixtureinfo.name2fixturedefs.values():
             for fixture in fixtures:

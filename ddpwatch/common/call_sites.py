@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 _LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/|/ddpwatch/(?:bootstrap|probe|sampling)/"
-    r"|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
+    r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/"
+    r"|/ddpwatch/(?:bootstrap|probe|sampling)/|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
 )
 
 

@@ -124,7 +124,7 @@ def explain_live(
 def _hang_found(source: LiveSource, state: RunState) -> Incident | None:
     """Returns the hang that lasts. One shows in heartbeats that come from now on, unless a step comes.
 
-    The stacks of some ranks may come a moment after it shows: one more status is waited for.
+    Once it shows, waits for one more status: some ranks' stacks may arrive a moment later.
     """
     hang = hang_of(state.diagnosis.incidents())
     for message, envelope in _frames(source, HANG_S):

@@ -416,6 +416,6 @@ def _follows(bye: Bye | None) -> bool:
 def _by_launcher(bye: Bye | None) -> bool:
     """Returns whether torchrun probably ended it: once a rank has failed, torchrun terminates the others.
 
-    A rank that handles SIGTERM itself usually exits with the code that a shell gives one that it kills.
+    A rank that handles SIGTERM usually exits with the code by which a shell reports that signal.
     """
     return bye is not None and (bye.signal == signal.SIGTERM or bye.detail.startswith(_EXIT_BY_SIGTERM))
