@@ -16,8 +16,7 @@ from ddpwatch.wire.messages import Beat, Stack, Step
 
 MAX_TEXT = 32_768
 MOST_CALLS = 100  # of a thread
-REST_NS = 30_000_000_000  # between two
-PAUSE_REST_NS = 5_000_000_000  # the same, of pauses
+REST_NS = 5_000_000_000  # between two hangs' stacks, and between two pauses'
 
 
 class StackTaker:
@@ -32,7 +31,7 @@ class StackTaker:
         self._rank = rank
         self.thread = thread
         self._stillness = Stillness()
-        self._taken_ns: dict[bool, int] = {}  # by whether it had been standing still for too long
+        self._taken_ns: dict[bool, int] = {}  # when last, by whether it had been standing still for too long
 
     def add_step(self, step: Step) -> None:
         """Takes the next step: how long they are decides how long the rank may stand still."""
@@ -59,8 +58,8 @@ class StackTaker:
         )
 
     def _is_taken(self, now_ns: int, too_long: bool) -> bool:
-        taken_ns, rest_ns = self._taken_ns.get(too_long), REST_NS if too_long else PAUSE_REST_NS
-        return taken_ns is not None and (taken_ns >= self._stillness.since_ns or now_ns - taken_ns < rest_ns)
+        taken_ns = self._taken_ns.get(too_long)
+        return taken_ns is not None and (taken_ns >= self._stillness.since_ns or now_ns - taken_ns < REST_NS)
 
 
 def dump(thread: int) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -92,6 +93,13 @@ def test_a_rank_that_often_stands_still_takes_its_stacks_now_and_then(monkeypatc
         taken += [] if found is None else [found.at_ns]
     assert min(b - a for a, b in itertools.pairwise(taken)) >= REST_NS
     assert len(taken) > 4
+
+
+def test_a_hang_soon_after_another_shows_its_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "dump", lambda thread: ("stack", 1))
+    taker, again = StackTaker(3, 1), {"since_ns": 4 * S, "step": 5}
+    second = [msgspec.structs.replace(each, **again) for each in beats(5, 7.5, 8.5)]
+    assert [taker.take_beat(each) is not None for each in (*beats(3.5), *second)] == [True, False, False, True]
 
 
 def test_a_pause_shows_the_training_thread_and_a_hang_after_it_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
