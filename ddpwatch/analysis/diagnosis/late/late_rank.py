@@ -12,7 +12,8 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.late.cause import LatenessCause, StepFacts
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
-from ddpwatch.analysis.diagnosis.late.streak import KEEP_VALUES, MOST_PERIOD, Line, Streak, line_through
+from ddpwatch.analysis.diagnosis.late.residuals import KEEP_STEPS
+from ddpwatch.analysis.diagnosis.late.streak import MOST_PERIOD, Line, Streak, line_through
 from ddpwatch.analysis.diagnosis.thresholds import WORTH_SHARE
 
 TREND_STEPS = 48  # watched, before a trend is judged
@@ -90,7 +91,7 @@ class LateRank:
             self.span_ns += waits.total
             self._kept.append(waits)
         self._pending.clear()
-        while len(self._kept) > KEEP_VALUES:
+        while len(self._kept) > KEEP_STEPS:
             waits = self._kept.popleft()
             if waits.ns or not waits.watched:
                 self._older_ns += self._due_to_it([waits])
@@ -199,7 +200,7 @@ class LateRank:
     def _growing(self) -> Line | None:
         """Returns the line along which it has become later and later; None if it has not."""
         until = self.streak.until
-        values = [(step, value) for step, value, _ in self.streak.values if step <= until]
+        values = [(seen.step, seen.deviation) for seen in self.streak.values if seen.step <= until]
         if len(values) < TREND_STEPS:
             return None
         line = line_through(values, until)

@@ -7,9 +7,8 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.late.bets import Bets, onset, threshold
 from ddpwatch.analysis.diagnosis.late.residuals import NOISE_EVERY, Residuals, WatchedStep
-from ddpwatch.analysis.diagnosis.late.streak import Streak
+from ddpwatch.analysis.diagnosis.late.streak import FEWEST_LATE, Streak
 
-FEWEST_LATE = 3  # late steps, to name a rank
 CAUTION = 2.0  # powers: until it is known how long noise lasts, two steps may say what one does
 
 
@@ -53,7 +52,10 @@ class GroupLateness:
                 if streak.named < step:
                     found += self._follow(rank, streak, row)
         noise.keep_noise(
-            {self._positions[rank]: streak.typical_ns * streak.values[-1][2] for rank, streak in self.streaks.items()}
+            {
+                self._positions[rank]: streak.typical_ns * streak.values[-1].is_late
+                for rank, streak in self.streaks.items()
+            }
         )
         return found
 
@@ -84,7 +86,7 @@ class GroupLateness:
         if rhythm is not None:
             late = [row for row in rows if row.step % rhythm[0] == rhythm[1]]
         else:
-            late = [row for row in rows if chances[row.step] < 0.1 and row.late[index] > least_ns] or rows
+            late = [row for row in rows if row.late[index] > least_ns] or rows
         typical = median(row.late[index] for row in late)
         low, now = self.residuals.late_ns, rows[-1].step
         streak = Streak(self.ranks[index], self.residuals.step_ns, 0, 0, typical, found_in=rhythm, named=now)
@@ -120,8 +122,9 @@ class GroupLateness:
     def _change(self, streak: Streak, since: int, least_ns: float) -> list[Streak]:
         """Ends a streak, and starts another one of a rank that is late, by so much at least, from that step on."""
         index = self._positions[streak.rank]
+        since_then = {seen.step: seen.p for seen in streak.values if seen.step >= since}
         before, self._over[index] = self._over.get(index, -1), since - 1
-        changed = self._start(index, {step: p for step, p in streak.chances if step >= since}, least_ns=least_ns)
+        changed = self._start(index, since_then, least_ns=least_ns)
         if changed is None:
             self._over[index], self.streaks[streak.rank] = before, streak
             return []
@@ -130,6 +133,10 @@ class GroupLateness:
         if not streak.dissolved:
             self.residuals.set_apart(streak.since, streak.until)
         return [changed]
+
+    def dismiss(self, streak: Streak) -> None:
+        """Drops a streak that another figure shows better, or that makes nobody late, so far."""
+        self._end(streak, streak.until)
 
     def _end(self, streak: Streak, until: int) -> None:
         index = self._positions[streak.rank]
@@ -143,7 +150,7 @@ class GroupLateness:
 
         At least: the clocks may be off by the same in all of them.
         """
-        late = {step for step, _, struck in streak.values if struck}
+        late = {seen.step for seen in streak.values if seen.is_late}
         index = self._positions[streak.rank]
         found = [row.measured[index] - row.error_ns for row in self.residuals.rows if row.step in late]
         return sum(found) / len(found) if found else 0.0
@@ -155,10 +162,6 @@ class GroupLateness:
         steps = (row for row in self.residuals.rows if streak.since <= row.step <= streak.until)
         found = [row.late[index] for row in steps if late is None or row.step in late]
         return median(found) if found else 0.0
-
-    def dismiss(self, streak: Streak) -> None:
-        """Drops a streak that another figure shows better, or that makes nobody late, so far."""
-        self._end(streak, streak.until)
 
     def release(self, rank: int, until: int) -> None:
         """Lets what comes after a step name a rank again; what came up to it, or is a streak by then, does not."""

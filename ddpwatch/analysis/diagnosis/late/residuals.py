@@ -13,7 +13,6 @@ from statistics import median
 from typing import NamedTuple
 
 KEEP_STEPS = 512  # newest watched steps that may turn out to be somebody's doing
-KEEP_NOISE = 256  # newest residuals of a rank that show what noise is
 POOLED = 1024  # residuals that are compared with, of all other ranks
 MOST_COMPARED = 16  # ranks of which that is known
 KNOWN_AS = 48.0  # how many residuals an assumed distribution counts for: so a clear fault is named within some steps
@@ -95,7 +94,7 @@ class Residuals:
         self.is_known = False  # how long noise lasts
         self._before: Sequence[float] = [0.0] * count
         self.new: Sequence[float] = ()
-        keep = max(16, min(KEEP_NOISE, POOLED // max(1, self._compared - 1)))
+        keep = POOLED // max(1, self._compared - 1)
         self._noise = [deque[tuple[int, float]](maxlen=keep) for _ in range(self._compared)]
         self._durations: deque[int] = deque(maxlen=64)
         self._sorted: list[list[float]] = [[] for _ in range(self._compared)]

@@ -7,17 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf, log
-from operator import itemgetter, mul
+from operator import mul
 from statistics import fmean, median
 from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.late.bets import BETS, END, always_late, wins
-from ddpwatch.analysis.diagnosis.late.residuals import spread
+from ddpwatch.analysis.diagnosis.late.residuals import KEEP_STEPS, spread
 
-KEEP_VALUES = 512  # newest watched steps that a streak remembers
-SHAPE_STEPS = 32  # watched ones, that its shape may be behind at most
-TYPICAL_STEPS = 32  # newest late steps: what is typical of a streak
-FAR_LATER, ALL_LATER, FEWEST_CHANGED = 2.2, 6, 3  # times as late, in so many late steps, as in at least so many before
+FEWEST_LATE = 3  # late steps, to name a rank
+NEWEST = 32  # late steps: what is typical of a streak; watched ones, that its shape may be behind at most
+FAR_LATER, ALL_LATER = 2.2, 6  # times as late as before, in so many late steps
 OUTLIER = 4.0  # times what is typical of a streak: such a late step is not one of it
 OUTLIER_STEPS = 64  # newest watched steps: outliers that all lie in them are a streak of their own
 CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
@@ -27,6 +26,15 @@ ENOUGH_STRUCK = 4  # for a period; and steps in between
 # Mean deviation in the period's steps (at least; and at least that share of the late steps are among them), and between
 # them (at most), as shares of what is typical of a late step.
 PERIOD_ON, PERIOD_OFF = 0.6, 0.35
+
+
+class SeenStep(NamedTuple):
+    """A watched step: by how much the rank deviates (ns), whether that is late, and how likely it is by chance."""
+
+    step: int
+    deviation: int
+    is_late: bool
+    p: float
 
 
 @dataclass(slots=True)
@@ -39,7 +47,7 @@ class Streak:
         since, until: Its first and its last late step, by number.
         typical_ns: Median deviation of its newest late steps.
         found_in: The rhythm that it was found by, if that is one.
-        values: Its newest watched steps: number, deviation, and whether that was late.
+        values: Its newest watched steps.
         count: How many late steps there were up to ``until``.
         watched: How many watched steps there were from ``since`` to ``until``.
         open: Whether it lasts.
@@ -55,8 +63,7 @@ class Streak:
     until: int
     typical_ns: float
     found_in: tuple[int, int] | None = None
-    values: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
-    chances: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEEP_VALUES))
+    values: deque[SeenStep] = field(default_factory=lambda: deque(maxlen=KEEP_STEPS))
     count: int = 0
     watched: int = 0
     open: bool = True
@@ -79,7 +86,7 @@ class Streak:
         """Takes the next watched step, and how likely it is by chance; returns whether it was late."""
         self.pending += 1
         late = deviation > self.limit(low)
-        self.values.append((step, deviation, late))
+        self.values.append(SeenStep(step, deviation, late, p))
         self._late += late
         self._bet(step, p)
         top = max(self._won)
@@ -88,7 +95,7 @@ class Streak:
             self.watched, self.pending = self.watched + self.pending, 0
             self.count, self._late = self.count + self._late, 0
             if self.count % 4 == 1:
-                self.typical_ns = median(islice(self._typical_values(), TYPICAL_STEPS))
+                self.typical_ns = median(islice(self._typical_values(), NEWEST))
             if self.watched >= self._due:
                 self._note()
         elif self._best - top >= END:
@@ -98,7 +105,6 @@ class Streak:
 
     def _bet(self, step: int, p: float) -> None:
         """Adds up what each bet wins since the streak began."""
-        self.chances.append((step, p))
         factors = wins(p)
         won, gains = self._won, list(map(log, factors))
         for bet, gain in enumerate(gains):
@@ -112,7 +118,7 @@ class Streak:
         """Has the shape of its steps up to now worked out: all who ask see the same."""
         self._shape = None
         self._described()
-        self._due = self.watched + max(1, min(SHAPE_STEPS, self.watched // 16))
+        self._due = self.watched + max(1, min(NEWEST, self.watched // 16))
 
     @property
     def outlier_ns(self) -> float:
@@ -121,35 +127,34 @@ class Streak:
 
     def _typical_values(self) -> Iterable[int]:
         """Yields the deviations of its late steps, newest first."""
-        return (value for _, value, late in reversed(self.values) if late)
+        return (seen.deviation for seen in reversed(self.values) if seen.is_late)
 
     def end_before(self, step: int) -> None:
         """Ends it there: what came since belongs to another streak."""
-        gone = [value for value in self.values if value[0] >= step]
-        counted = [value for value in gone if value[0] <= self.until]
-        self.watched, self.count = self.watched - len(counted), self.count - sum(late for _, _, late in counted)
+        gone = [seen for seen in self.values if seen.step >= step]
+        counted = [seen for seen in gone if seen.step <= self.until]
+        self.watched, self.count = self.watched - len(counted), self.count - sum(seen.is_late for seen in counted)
         for _ in gone:
             self.values.pop()
-        self.until = max((number for number, _, late in self.values if late), default=self.since)
+        self.until = max((seen.step for seen in self.values if seen.is_late), default=self.since)
         self.open, self.dissolved = False, self.named >= step
         self._note()
 
     def deviation_in(self, step: int) -> tuple[float, bool]:
         """Returns the deviation in one of the newest watched steps, and whether that was late; else what is usual."""
-        for number, deviation, late in reversed(self.values):
-            if number <= step:
-                return (deviation, late) if number == step else (self.late_ns, False)
+        for seen in reversed(self.values):
+            if seen.step <= step:
+                return (seen.deviation, seen.is_late) if seen.step == step else (self.late_ns, False)
         return self.late_ns, False
 
     @property
     def struck(self) -> tuple[int, ...]:
         """Its newest late steps, ascending."""
-        return tuple(step for step, _, late in self.values if late and step <= self.until)
+        return tuple(seen.step for seen in self.values if seen.is_late and seen.step <= self.until)
 
     def shared_with(self, other: Streak) -> float:
         """Returns the share of its late steps that are late steps of another streak, too."""
-        late = {step for step, _, late in self.values if late}
-        known = {step for step, _, late in other.values if late}
+        late, known = ({seen.step for seen in streak.values if seen.is_late} for streak in (self, other))
         return len(late & known) / len(late) if late else 0.0
 
     def far_later_since(self) -> tuple[int, float] | None:
@@ -157,17 +162,18 @@ class Streak:
 
         That is so if all of the newest late steps are, or if some that are no longer of its kind came in the newest.
         """
-        if not self.values[-1][2]:
+        if not self.values[-1].is_late:
             return None
-        late = [(step, value) for step, value, is_late in self.values if is_late]
+        late = [(seen.step, seen.deviation) for seen in self.values if seen.is_late]
         far = [(step, value) for step, value in late if value > self.outlier_ns]
-        if len(far) >= ALL_LATER and far[0][0] > self.values[max(0, len(self.values) - OUTLIER_STEPS)][0] > self.since:
+        fresh = self.values[max(0, len(self.values) - OUTLIER_STEPS)].step
+        if len(far) >= ALL_LATER and far[0][0] > fresh > self.since:
             return far[0][0], self.outlier_ns
-        newest, before = late[-ALL_LATER:], late[:-ALL_LATER][-TYPICAL_STEPS:]
-        if len(before) < FEWEST_CHANGED:
+        newest, before = late[-ALL_LATER:], late[:-ALL_LATER][-NEWEST:]
+        if len(before) < FEWEST_LATE:
             return None
         least = FAR_LATER * max(median(value for _, value in before), line_through(before, newest[0][0]).end)
-        return (newest[0][0], 0.0) if min(newest, key=itemgetter(1))[1] >= least else None
+        return (newest[0][0], 0.0) if min(value for _, value in newest) >= least else None
 
     @property
     def constant(self) -> bool:
@@ -187,34 +193,31 @@ class Streak:
     @property
     def own(self) -> float:
         """The share of how its lateness varies (its variance) that noise does not explain."""
-        varied = sorted(value for _, value, late in self.values if late or self.constant)
+        varied = sorted(seen.deviation for seen in self.values if seen.is_late or self.constant)
         return max(0.0, 1 - (self.noise_ns / spread(varied, 1.0)) ** 2)
 
     def _described(self) -> tuple[bool, float, int | None]:
         """Returns whether it is constant, how late it is, and its period."""
         if self._shape is None:
-            values = [value for value in self.values if value[0] <= self.until][SHAPE_STEPS - KEEP_VALUES :]
-            ordered = sorted(value for _, value, _ in values)
+            values = [seen for seen in self.values if seen.step <= self.until]
+            ordered = sorted(seen.deviation for seen in values)
             low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
             period = find_period(values, self.typical_ns)  # also where most steps that are watched are late ones
             constant = period is None and low >= CONSTANT_SHARE * self.typical_ns
-            if not constant and period is None and self.found_in is not None:
-                struck = [step % self.found_in[0] == self.found_in[1] for step, _, late in values if late]
-                period = self.found_in[0] if sum(struck) >= PERIOD_ON * len(struck) else None
             late = float(median(ordered)) if constant and ordered else self.typical_ns
             self._shape = constant, late, period
         return self._shape
 
 
-def find_period(values: Sequence[tuple[int, int, bool]], typical_ns: float) -> int | None:
+def find_period(values: Sequence[SeenStep], typical_ns: float) -> int | None:
     """Returns the period whose steps stand out most from those in between; None if none stands out enough.
 
     Args:
-        values: Steps, their deviations, and whether they were late; oldest first.
+        values: Watched steps, oldest first.
         typical_ns: The deviation of a late step.
     """
-    clipped = [(step, min(max(value, -typical_ns), 2 * typical_ns)) for step, value, _ in values]
-    struck_steps = [step for step, _, late in values if late]
+    clipped = [(seen.step, min(max(seen.deviation, -typical_ns), 2 * typical_ns)) for seen in values]
+    struck_steps = [seen.step for seen in values if seen.is_late]
     count, total = len(clipped), sum(value for _, value in clipped)
     best, found = 0.0, None
     for period in range(2, min(MOST_PERIOD, count // 2) + 1):
