@@ -24,6 +24,7 @@ from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Severity
 from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.account_names import timed_by
+from ddpwatch.analysis.digest import share_of
 from ddpwatch.analysis.figures import OverlapFigures
 from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import PHASES
@@ -76,7 +77,7 @@ class RunSeries:
         """Adds one step, as far as it is known."""
         if not across.ordinary or not len(across):
             return
-        self.step.append(fmean([step.duration_ns for step in across.ranks.values()]) / NS_PER_MS)
+        self.step.append((across.share or share_of(across)).mean_ns / NS_PER_MS)
         if not across.counted:
             return
         sums = Sums(across.figures.values())

@@ -46,6 +46,7 @@ class StepShare(NamedTuple):
     Attributes:
         ranks: How many have sent it.
         total: Their durations.
+        alone: How long each rank paused alone before it: others wait for that one, in the step. By rank, if at all.
         own: What the probe measured of itself; full steps are longer by that at least.
         waiting: For other ranks, as far as that is known; of a bare step, as much as in one that is like it.
         transfer: What is exposed besides, of a watched step; ``unsplit`` what may be either.
@@ -69,6 +70,12 @@ class StepShare(NamedTuple):
     waited: int = 0
     exposed: int | None = None
     hidden: int | None = None
+    alone: Mapping[int, int] = {}
+
+    @property
+    def mean_ns(self) -> float:
+        """How long it took, over its ranks."""
+        return (self.total + sum(self.alone.values())) / self.ranks
 
     @property
     def duration(self) -> int:
@@ -85,6 +92,7 @@ class Estimate(NamedTuple):
         steps: How many steps that are; ``rank_steps`` counts each as often as it has ranks.
         watched, full: How many of these show phases, and communication.
         phases_ns: They add up to ``step_ns``. Where no completion is timed, "exposed_comm" is what ranks waited.
+        alone_ns: The part of "between" that lies before steps: single ranks' pauses, for which others wait.
         waiting_ns, transfer_ns, unsplit_ns: These add up to ``exposed_ns``; the last is what clocks cannot split.
         exposed_reach_ns, overlap_reach: Half the width of the 95 % interval.
     """
@@ -95,6 +103,7 @@ class Estimate(NamedTuple):
     rank_steps: int = 0
     step_ns: float | None = None
     phases_ns: Mapping[str, float] = {}
+    alone_ns: float = 0.0
     comm_ns: float | None = None
     exposed_ns: float | None = None
     overlap: float | None = None
@@ -276,6 +285,7 @@ class Estimator:
         self._stride = STEPS_PER_BLOCK
         self._waiting = self._transfer = self._unsplit = 0
         self._beyond = [0, 0]
+        self._alone = 0
         self._data_unseen = False
 
     def add_share(self, share: StepShare) -> None:
@@ -291,6 +301,7 @@ class Estimator:
         self._waiting += share.waiting
         for place, ns in enumerate(share.beyond):
             self._beyond[place] += ns
+        self._alone += sum(share.alone.values())
         if share.phases is not None:
             self._unsplit += share.unsplit
             self._transfer += share.transfer
@@ -309,8 +320,8 @@ class Estimator:
         watched, full = sum([one.watched for one in every]), sum([one.full for one in every])
         if not ranks:
             return NOT_KNOWN
-        step_ns = (sum([one.total for one in every]) + sum(self._beyond)) / ranks
-        found = Estimate(steps, watched, full, ranks, step_ns)
+        step_ns = (sum([one.total for one in every]) + sum(self._beyond) + self._alone) / ranks
+        found = Estimate(steps, watched, full, ranks, step_ns, alone_ns=self._alone / ranks)
         if not watched:
             return found
         strata = self._strata(timed=full >= ENOUGH_FULL)
@@ -336,6 +347,7 @@ class Estimator:
             sums["exposed_comm"] += waited
         sums["exposed_comm"] += self._beyond[0]
         sums["other"] += self._beyond[1]
+        sums["between"] += self._alone
         if self._data_unseen:
             sums["between"] += sums.pop("data")
         return {phase: ns / ranks for phase, ns in sums.items()}

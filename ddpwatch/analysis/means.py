@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, compress
 from typing import NamedTuple, TypeVar
 
@@ -200,7 +200,7 @@ def _moved(phases: Mapping[str, float], exposed: float) -> dict[str, float]:
     return {**phases, "exposed_comm": exposed, "other": other}
 
 
-def share_of_run(step: float, own: Means, every: Means, run: Means) -> Means:
+def share_of_run(step: float, own: Means, every: Means, run: Means, alone: float = 0.0) -> Means:
     """Returns a rank's means for all steps: communication averages to the run's, the phases add up to the rank's step.
 
     Args:
@@ -208,7 +208,16 @@ def share_of_run(step: float, own: Means, every: Means, run: Means) -> Means:
         own: What the known steps show of the rank.
         every: What they show of all ranks together.
         run: Of all ranks and steps.
+        alone: What the rank paused alone before a mean step.
     """
+    means = _in_step(step, own, every, run)
+    if not alone:
+        return means
+    phases = means.phases_ns and {**means.phases_ns, "between": means.phases_ns.get("between", 0.0) + alone}
+    return replace(means, step_ns=step + alone, phases_ns=phases)
+
+
+def _in_step(step: float, own: Means, every: Means, run: Means) -> Means:
     exposed = _part(own.exposed_ns, every.exposed_ns, run.exposed_ns)
     hidden = _part(_hidden(own), _hidden(every), _hidden(run))
     if exposed is None or hidden is None:

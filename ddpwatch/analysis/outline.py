@@ -108,7 +108,7 @@ def _point(across: StepAcrossRanks) -> Point:
     late_ns, exposed, hidden = max(across.skew.late.values(), default=None), share.exposed, share.hidden or 0
     return Point(
         step=across.step,
-        step_ms=share.total / share.ranks / NS_PER_MS,
+        step_ms=share.mean_ns / NS_PER_MS,
         exposed_ms=None if exposed is None else exposed / share.ranks / NS_PER_MS,
         overlap=hidden / (exposed + hidden) if exposed is not None and exposed + hidden else None,
         late_ms=None if late_ns is None else late_ns / NS_PER_MS,

@@ -95,11 +95,16 @@ class Samples:
 
 @dataclass(slots=True)
 class RankSamples:
-    """What is counted of one rank; ``total_ns`` and ``taken`` are of all steps but warm-up and aborted ones."""
+    """What is counted of one rank; its times and ``taken`` are of all steps but warm-up and aborted ones.
+
+    Attributes:
+        alone_ns: How long it paused alone before these.
+    """
 
     steps: int = 0
     taken: int = 0
     total_ns: int = 0
+    alone_ns: int = 0
     clock_error_ns: int | None = None
     dropped: int = 0
     missing: int = 0
@@ -332,7 +337,9 @@ class ReportBuilder:
         if not across.reduced:
             self._statuses["unreduced"] += 1
         if across.ordinary and across.share is not None:
-            self._step_ns.add_value(across.share.total / across.share.ranks)
+            self._step_ns.add_value(across.share.mean_ns)
+            for rank, ns in across.share.alone.items():
+                self._rank(rank).alone_ns += ns
         if not across.counted:
             return
         facts = across.all_facts()
@@ -490,7 +497,8 @@ def _costliest(row: CollectiveFigures) -> tuple[int, float]:
 def _rank_means(samples: RankSamples, known: Known, every: Means, run: Estimate) -> Means:
     if not samples.taken:
         return Means()
-    return share_of_run(samples.total_ns / samples.taken, known.means(), every, run.means)
+    step_ns, alone_ns = samples.total_ns / samples.taken, samples.alone_ns / samples.taken
+    return share_of_run(step_ns, known.means(), every, run.means, alone_ns)
 
 
 def _off_row(off: Off) -> OffFigures:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.digest import StepDigest
@@ -98,8 +99,11 @@ class RankSummaries(Mapping[int, RankSummary]):
                 known.watched.add_figures(step.ranks[rank].figures)
                 if timed:
                     known.full.add_figures(step.ranks[rank].figures)
-        durations = [step.durations[rank] for step in self._steps if rank in step.durations]
-        means = share_of_run(sum(durations) / len(durations), known.means(), self._every, self._run)
+        taken = [
+            (step.durations[rank], step.share.alone.get(rank, 0)) for step in self._steps if rank in step.durations
+        ]
+        step_ns, alone_ns = map(fmean, zip(*taken, strict=True))
+        means = share_of_run(step_ns, known.means(), self._every, self._run, alone_ns)
         return RankSummary(
             rank=rank,
             step_ns=means.step_ns,
@@ -145,7 +149,7 @@ def _summary(steps: Sequence[StepDigest]) -> Summary:
     return Summary(
         count=len(watched),
         rate=1e9 / found.step_ns if found.step_ns else None,
-        step_p50_ns=p50(sum(step.durations.values()) / len(step.durations) for step in steps),
+        step_p50_ns=p50(step.share.mean_ns for step in steps),
         communicates=any(rank.keys for step in watched for rank in step.ranks.values()),
         estimate=found,
         ranks=RankSummaries(steps, watched, found),

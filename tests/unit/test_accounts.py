@@ -140,3 +140,22 @@ def test_whoever_comes_later_judges_from_there_on():
 
 def test_before_the_first_step_there_is_none():
     assert RunSpan().time(LostTime(), [], 2) is None
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize("together", [True, False])
+def test_the_mean_step_has_the_time_in_which_one_rank_alone_is_between_steps(watched: bool, together: bool) -> None:
+    """Every ten steps rank 0 saves for 900 ms: the other saves too, or waits for it in its next step."""
+    messages, at = [hello(0), hello(1)], START_NS
+    for number in range(100):
+        saves = 900 * MS if number and number % 10 == 0 else 0
+        for rank in range(2):
+            in_step = saves if rank == 1 and not together else 0
+            one = step(rank, number, wait_ms=in_step // MS) if watched or number < 10 else bare(rank, number)
+            one.start_ns = at + saves - in_step
+            one.duration_ns = 100 * MS + in_step
+            messages.append(one)
+        at += 100 * MS + saves
+    found = state_of(messages).diagnosis._ledger.estimator.estimate()
+    assert found.step_ns == pytest.approx(100 * MS if together else (at - START_NS) / 100)
+    assert sum(found.phases_ns.values()) == pytest.approx(found.step_ns)

@@ -126,7 +126,7 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
     )
     assert difference.ratio == pytest.approx(0.2, abs=0.02)
     text = render_compare(result)
-    assert "b is 2" in text
+    assert "b is 18.6 % slower than a" in text
     assert "slower than a" in text
     slower_than(result, 0.25)
     with pytest.raises(DdpwatchError, match=r"more than 5\.0%") as error:

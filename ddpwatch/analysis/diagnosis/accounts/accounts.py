@@ -286,6 +286,8 @@ class Ledger:
         accounts, found = Counter(self.accounts), self.estimator.estimate()
         total = accounts.total()
         wanted = {_KEYS[phase]: ns for phase, ns in found.phases_ns.items() if phase not in ("exposed_comm", "other")}
+        if _KEYS["between"] in wanted:
+            wanted[_KEYS["between"]] -= found.alone_ns  # see `_add_gaps`
         wanted = {key: max(0.0, ns * found.rank_steps - self._paused[key]) for key, ns in wanted.items()}
         if found.transfer_ns is not None and found.unsplit_ns is not None:
             wanted[TRANSFER] = found.transfer_ns * found.rank_steps
@@ -419,7 +421,7 @@ class Ledger:
                 else:
                     _add_ns(waits, waited[last].awaited if held_up else last, ns)
         share = share_of(across, sum(waits.values()), transferred, unknown)
-        across.share = share
+        share = across.share = share._replace(alone=self._alone(across.ranks.values()))
         self.estimator.add_share(share)
         spent = dict(share.phases or {})
         if pauses:
@@ -454,7 +456,7 @@ class Ledger:
 
     def _split_other(self, across: StepAcrossRanks, steps: Sequence[Step], found: StepSplit) -> None:
         """Splits a step that does not count."""
-        share = across.share = StepShare(across.step, len(steps), found.total)
+        share = across.share = StepShare(across.step, len(steps), found.total, alone=self._alone(steps))
         statuses = {step.status for step in steps}
         if "warmup" in statuses or not self._references:
             found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] = found.total
@@ -479,6 +481,19 @@ class Ledger:
         """Returns the watched step, with its mean duration, that one of which only that is known is split like."""
         known = [(age, one) for kept in (self._references, self._long) for age, one in enumerate(reversed(kept))]
         return min(known, key=lambda at: abs(at[1][0] - mean) + PER_OLDER * mean * at[0])[1]
+
+    def _alone(self, steps: Iterable[Step]) -> dict[int, int]:
+        """Returns by how much longer than the others each rank paused between its step before and this one (ns).
+
+        The others wait for it meanwhile, in their steps.
+        """
+        gaps = {
+            step.rank: step.start_ns - self._ends.get(step.rank, step.start_ns)
+            for step in steps
+            if step.step == self._numbers.get(step.rank, -1) + 1
+        }
+        shortest = max(0, min(gaps.values(), default=0))
+        return {rank: ns - shortest for rank, ns in gaps.items() if ns > shortest}
 
     def _add_gaps(self, steps: Iterable[Step], found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
         """Adds what lies between a rank's step before and this one: a validation, a checkpoint, or missing steps."""
