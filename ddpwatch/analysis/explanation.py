@@ -158,7 +158,9 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     lines = [_line(key, here.get(key), there.get(key), slots, compared, len(keys)) for key in keys]
     lines.sort(key=_more_ms, reverse=True)
     ranks = [_rank(own, step_ms), *([] if peer is None else [_rank(peer, peer_step_ms)])]
-    text = _text(own, lines, ranks, len(slots))
+    parts, peer_parts = _by_phase(here), _by_phase(there)
+    phases = [_line(key, part, peer_parts.get(key), slots, compared, len(parts)) for key, part in parts.items()]
+    text = _text(own, lines, phases, ranks, len(slots))
     shown = sorted(lines, key=lambda line: abs(_more_ms(line)), reverse=True)[:SHOWN_LINES]
     shown.sort(key=_more_ms, reverse=True)
     return Explanation(own.rank, None if peer is None else peer.rank, len(slots), text, ranks, shown)
@@ -199,6 +201,14 @@ def _functions(samples: StackSamples, slots: Sequence[int]) -> dict[_Key, _Funct
             function.by_slot[slot] += ns
             function.by_line[line.line] += ns
             function.by_inner[line.inner] += ns
+    return dict(found)
+
+
+def _by_phase(functions: Mapping[_Key, _Function]) -> dict[_Key, _Function]:
+    """Returns the time of each phase, in whichever function."""
+    found: defaultdict[_Key, _Function] = defaultdict(_Function)
+    for key, function in functions.items():
+        found[_Key(key.phase, "", "", "")].by_slot += function.by_slot
     return dict(found)
 
 
@@ -277,7 +287,13 @@ def where(line: LineDifference) -> str:
     return ", ".join(filter(None, (phase, f"in {line.module}" if line.module else "")))
 
 
-def _text(own: StackSamples, lines: Sequence[LineDifference], ranks: Sequence[SampledRank], steps: int) -> str:
+def _text(
+    own: StackSamples,
+    lines: Sequence[LineDifference],
+    phases: Sequence[LineDifference],
+    ranks: Sequence[SampledRank],
+    steps: int,
+) -> str:
     """Returns the one sentence that matters, and a second one if a core was missing."""
     if not steps:
         return f"rank {own.rank} was not sampled in a whole step{'' if own.peer is None else ' that its peer has, too'}"
@@ -286,10 +302,10 @@ def _text(own: StackSamples, lines: Sequence[LineDifference], ranks: Sequence[Sa
         return said if own.peer is None else f"{said}; rank {own.peer} has sent no samples"
     if steps < FEWEST_STEPS:
         return f"too few steps to compare rank {own.rank} with rank {own.peer}: {steps}, of {FEWEST_STEPS} at least"
-    longer = [line for line in lines if line.certain and (line.difference_ms or 0) > 0 and line.phase != "sync"]
-    denied, times = _denied(*ranks), _times_as_long(lines)
-    if times is not None:
-        said = f"rank {own.rank} does the same as rank {own.peer}, {times:.1f} times as long: all lines take more"
+    longer = [line for line in lines if _is_longer(line)]
+    denied, grown = _denied(*ranks), _grown(lines, phases)
+    if grown:
+        said = f"rank {own.rank} does the same as rank {own.peer}, {grown}"
     elif longer:
         said = f"rank {own.rank} spends {_more(longer[0])}"
     elif denied:
@@ -299,18 +315,31 @@ def _text(own: StackSamples, lines: Sequence[LineDifference], ranks: Sequence[Sa
     return f"{said}; {denied}" if denied else said
 
 
-def _times_as_long(lines: Sequence[LineDifference]) -> float | None:
-    """Returns how many times as long as its peer a rank takes, if that is so for all that it does."""
-    work = [line for line in lines if line.phase != "sync" and line.peer_ms is not None]
-    here, there = sum(line.ms for line in work), sum(line.peer_ms or 0.0 for line in work)
-    if there <= 0 or here <= there or sum(line.certain for line in work) < 2:
-        return None
-    more = here / there - 1
-    for line in (line for line in work if max(line.ms, line.peer_ms or 0.0) >= MATTERS * there):
-        expected, noise = more * (line.peer_ms or 0.0), max(line.reach_ms or 0.0, WORTH * there)
-        if not expected / SPREAD - noise <= (line.difference_ms or 0.0) <= expected * SPREAD + noise:
-            return None
-    return here / there
+def _is_longer(line: LineDifference) -> bool:
+    return line.certain and (line.difference_ms or 0.0) > 0 and line.phase != "sync"
+
+
+def _grown(lines: Sequence[LineDifference], phases: Sequence[LineDifference]) -> str:
+    """Returns which phases take longer than the peer's, and how many times, if all their lines do; "" if not."""
+    longer = [part for part in phases if _is_longer(part)]
+    here, there = sum(part.ms for part in longer), sum(part.peer_ms or 0.0 for part in longer)
+    if there <= 0 or len(longer) < 2:
+        return ""
+    names, more, same = [part.phase for part in longer], here / there - 1, []
+    for part in (*phases, *(line for line in lines if line.phase in names)):
+        if part.phase == "sync" or max(part.ms, part.peer_ms or 0.0) < MATTERS * there:
+            continue
+        expected, noise = more * (part.peer_ms or 0.0), max(part.reach_ms or 0.0, WORTH * there)
+        if not expected / SPREAD - noise <= (part.difference_ms or 0.0) <= expected * SPREAD + noise:
+            if part.phase in names:
+                return ""
+            same.append(part.phase)
+    times = f"{here / there:.1f} times as long"
+    if not same:
+        return f"{times}: all lines take more"
+    names.sort(key=[*_WHERE, *names].index)
+    why = "a larger batch, or longer sequences?" if "optimizer" in same else "all their lines take more"
+    return f"{', '.join(names[:-1])} and {names[-1]} {times}: {why}"
 
 
 def _most(lines: Sequence[LineDifference]) -> str:

@@ -60,6 +60,23 @@ def test_twice_the_work_is_not_one_line_s(forward: float, says: str) -> None:
     assert found.text.startswith(f"rank 3 {says}")
 
 
+def test_a_larger_batch_makes_no_update_longer() -> None:
+    """None of its many layers takes so much longer that it is beyond chance."""
+    layers = [SampledLine("forward", f"blocks.{n}", "model.py", 40, "forward", "linear.py:134") for n in range(12)]
+    adam = SampledLine("optimizer", "", "main.py", 70, "train", "adam.py:99")
+
+    def rank(number: int, times: float) -> StackSamples:
+        passes = [(LOSS, 30.0 * times), *((layer, 2.0 * times) for layer in layers), (adam, 8.0)]
+        rows = [(line, noisy(mean, 50 * number + seed)) for seed, (line, mean) in enumerate(passes)]
+        return samples_of(number, rows)
+
+    found = explain([rank(3, 1.5), rank(0, 1.0)])
+    assert found is not None
+    says = "rank 3 does the same as rank 0, forward and backward 1.5 times as long: a larger batch, or longer"
+    assert found.text.startswith(says)
+    assert sum(line.certain for line in found.lines if line.phase == "forward") < len(layers) / 2
+
+
 def test_steps_that_were_sampled_in_part_do_not_count() -> None:
     pair = a_pair()
     found = explain(pair)
