@@ -6,7 +6,7 @@ import re
 
 _LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?:torch|ddpwatch)/|/torch/(?:autograd|distributed|nn|optim|utils)/"
-    r"|/ddpwatch/(?:bootstrap|probe|sampling)/|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
+    r"|/ddpwatch/(?:common|job|probe|sampling)/|/lib/python3[^/]*/(?!(?:site|dist)-packages/)|^<"
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpwatch.common import statistics
 from ddpwatch.common.call_sites import is_library
+from ddpwatch.job import auto
 from ddpwatch.probe import stack_sampling
 from ddpwatch.sampling import schedule
 
@@ -12,6 +14,8 @@ from ddpwatch.sampling import schedule
 @pytest.mark.parametrize(
     ("file", "library"),
     [
+        (statistics.__file__, True),
+        (auto.__file__, True),
         (schedule.__file__, True),
         (stack_sampling.__file__, True),
         (pytest.__file__, False),
