@@ -44,3 +44,11 @@ def test_an_earlier_one_is_not_its_end() -> None:
     assert news.take_incidents([earlier], 1) == []
     (ended,) = news.take_incidents([earlier], ABSENT_NS)
     assert (ended.what, ended.incident.since_step) == ("ended", 600)
+
+
+def test_a_cost_of_nothing_is_not_said() -> None:
+    death = Incident(kind="death", severity="error", message="rank 1 was killed (SIGTERM)", ranks=(1,), share=0.0)
+    over = [replace(death, cost_ns=cost, share=share) for cost, share in ((0, 0.0), (4_000_000_000, 0.02), (0, None))]
+    said = [IncidentNews().take_incidents([one], 0)[0].text("GPU-seconds") for one in over]
+    costs = ["", "; cost 4.00 GPU-seconds, 2.0 % of all ranks' time", "; cost 0.00 GPU-seconds, – of all ranks' time"]
+    assert said == [f"rank 1 was killed (SIGTERM){cost}" for cost in costs]

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, Severity
 from ddpwatch.analysis.diagnosis.standing import Key, key_of
-from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, seconds_text, share_text
 
 ABSENT_NS = 3_000_000_000  # what is gone without being over has ended after that: it may have another explanation
 
@@ -21,11 +21,13 @@ class News:
     what: Literal["started", "again", "worse", "ended", "over"]
 
     def text(self, unit: str) -> str:
-        """Returns one line; with the cost, in that unit, once it is known for good."""
+        """Returns one line; with the cost, in that unit, once it is known for good, and more than nothing."""
         message = message_text(self.incident)
         if self.what in ("started", "again", "worse"):
             return message if self.what == "started" else f"{self.what}: {message}"
-        return f"{'ended: ' if self.what == 'ended' else ''}{message}; cost {cost_text(self.incident, unit)}"
+        message = f"ended: {message}" if self.what == "ended" else message
+        is_cheap = self.incident.share is not None and self.incident.share < LEAST_SHARE
+        return message if is_cheap else f"{message}; cost {cost_text(self.incident, unit)}"
 
 
 class IncidentNews:
