@@ -21,6 +21,7 @@ from ddpwatch.analysis.diagnosis.words.wording import places_of
 from ddpwatch.common.statistics import student
 from ddpwatch.common.text import number, percent
 from ddpwatch.common.units import NS_PER_MS
+from ddpwatch.sampling.stack_order import MOST_STEPS
 from ddpwatch.wire.messages import StackSamples
 
 CONFIDENCE = 0.99  # that no line differs by chance alone
@@ -32,6 +33,11 @@ SPREAD = 2.0  # how many times more or less than all others a line may grow, whe
 STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
 KEPT_ORDERS = 64
 SHOWN_LINES = 12  # that differ most
+MORE_STEPS = 100  # to sample after too few, at least
+_LARGER = "a larger batch, or longer sequences?"
+_BATCHES = "compare the ranks' batch sizes and lengths of samples"
+_NO_CORE = "on its host, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: stop what is not the job's"
+_SLOW_MACHINE = "its code is not why: look at clocks, power limits and other processes of its device and host"
 _WHERE = {
     "forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer",
     "sync": "while it waits for its buckets", "input": "before the forward", "between": "after the forward or backward",
@@ -85,7 +91,7 @@ class SampledRank(Figures, frozen=True):
 class Explanation(Figures, frozen=True):
     """Why a rank is late; ``lines`` by what it spends more in them, without a peer by what it spends.
 
-    In a hang, nothing is sampled: ``stacks`` are where ranks stand still.
+    In a hang, nothing is sampled: ``stacks`` are where ranks stand still. ``next_step`` is what to do after that.
     """
 
     rank: int
@@ -95,6 +101,7 @@ class Explanation(Figures, frozen=True):
     ranks: Sequence[SampledRank]
     lines: Sequence[LineDifference]
     stacks: Sequence[StackGroup] = ()
+    next_step: str = ""
 
 
 class _Key(NamedTuple):
@@ -141,6 +148,13 @@ class Explanations:
                 self._explained[order] = explain(answer.values())
         return [found for order in self._orders if (found := self._explained[order]) is not None]
 
+    def next_steps(self) -> dict[int, tuple[int, str]]:
+        """Returns, of each rank that was explained last, its newest step that was sampled, and what to do now."""
+        self.all()
+        known = [(order, found) for order, found in self._explained.items() if found is not None]
+        slots = {order: self._orders[order][found.rank].slots for order, found in known}
+        return {found.rank: (max(slots[order], default=-1), found.next_step) for order, found in known}
+
 
 def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     """Returns why a rank is late, given the samples of one order; None without those of the rank to explain."""
@@ -160,10 +174,12 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     ranks = [_rank(own, step_ms), *([] if peer is None else [_rank(peer, peer_step_ms)])]
     parts, peer_parts = _by_phase(here), _by_phase(there)
     phases = [_line(key, part, peer_parts.get(key), slots, compared, len(parts)) for key, part in parts.items()]
-    text = _text(own, lines, phases, ranks, len(slots))
+    text, following = _answer(own, lines, phases, ranks, len(slots))
     shown = sorted(lines, key=lambda line: abs(_more_ms(line)), reverse=True)[:SHOWN_LINES]
     shown.sort(key=_more_ms, reverse=True)
-    return Explanation(own.rank, None if peer is None else peer.rank, len(slots), text, ranks, shown)
+    return Explanation(
+        own.rank, None if peer is None else peer.rank, len(slots), text, ranks, shown, next_step=following
+    )
 
 
 def explain_hang(hang: Incident) -> Explanation:
@@ -287,32 +303,42 @@ def where(line: LineDifference) -> str:
     return ", ".join(filter(None, (phase, f"in {line.module}" if line.module else "")))
 
 
-def _text(
+def _answer(
     own: StackSamples,
     lines: Sequence[LineDifference],
     phases: Sequence[LineDifference],
     ranks: Sequence[SampledRank],
     steps: int,
-) -> str:
-    """Returns the one sentence that matters, and a second one if a core was missing."""
+) -> tuple[str, str]:
+    """Returns the one sentence that matters, a second one if a core was missing; and what to do next."""
+    again = f"sample more steps: `ddpwatch explain --rank {own.rank} --steps {_more_steps(own)}`"
     if not steps:
-        return f"rank {own.rank} was not sampled in a whole step{'' if own.peer is None else ' that its peer has, too'}"
+        beside = "" if own.peer is None else " that its peer has, too"
+        return f"rank {own.rank} was not sampled in a whole step{beside}", again
     if own.peer is None or len(ranks) < 2:
         said = f"rank {own.rank} spends most in {_most(lines)}"
-        return said if own.peer is None else f"{said}; rank {own.peer} has sent no samples"
+        said += "" if own.peer is None else f"; rank {own.peer} has sent no samples"
+        return said, f"look at {lines[0].place}, or compare with another rank (--with)"
     if steps < FEWEST_STEPS:
-        return f"too few steps to compare rank {own.rank} with rank {own.peer}: {steps}, of {FEWEST_STEPS} at least"
+        few = f"too few steps to compare rank {own.rank} with rank {own.peer}"
+        return f"{few}: {steps}, of {FEWEST_STEPS} at least", again
     longer = [line for line in lines if _is_longer(line)]
-    denied, grown = _denied(*ranks), _grown(lines, phases)
+    denied, grown, following = _denied(*ranks), _grown(lines, phases), again
     if grown:
         said = f"rank {own.rank} does the same as rank {own.peer}, {grown}"
+        following = _BATCHES if grown.endswith(_LARGER) else _SLOW_MACHINE
     elif longer:
-        said = f"rank {own.rank} spends {_more(longer[0])}"
+        said, place = f"rank {own.rank} spends {_more(longer[0])}", longer[0].place
+        following = f"look at what {place} does on rank {own.rank}, and not on rank {own.peer}"
     elif denied:
         said = f"rank {own.rank} does what rank {own.peer} does"
     else:
         said = f"no difference beyond noise between rank {own.rank} and rank {own.peer}"
-    return f"{said}; {denied}" if denied else said
+    return (f"{said}; {denied}", following if longer and not grown else _NO_CORE) if denied else (said, following)
+
+
+def _more_steps(own: StackSamples) -> int:
+    return min(MOST_STEPS, max(MORE_STEPS, 4 * len(set(own.slots))))
 
 
 def _is_longer(line: LineDifference) -> bool:
@@ -338,7 +364,7 @@ def _grown(lines: Sequence[LineDifference], phases: Sequence[LineDifference]) ->
     if not same:
         return f"{times}: all lines take more"
     names.sort(key=[*_WHERE, *names].index)
-    why = "a larger batch, or longer sequences?" if "optimizer" in same else "all their lines take more"
+    why = _LARGER if "optimizer" in same else "all their lines take more"
     return f"{', '.join(names[:-1])} and {names[-1]} {times}: {why}"
 
 

@@ -117,6 +117,8 @@ class Run:
             self.clocks.exchange(message)
         elif isinstance(message, StackSamples):
             self.explanations.add_samples(message)
+            if self._diagnosis is not None:
+                self._diagnosis.places.explained = self.explanations.next_steps()
         elif isinstance(message, (Bye, Beat)) and message.rank is not None and sends_no_more(message):
             return self._add_steps(self._matcher.leave(message.rank))
         return []

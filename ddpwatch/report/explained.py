@@ -32,7 +32,8 @@ def explained_in(recording: Recording) -> list[Explanation]:
 
 def render_explanation(found: Explanation) -> str:
     """Returns the explanation for a terminal: it fits on a screen."""
-    return "\n".join([clean(found.text), "", *tables_below(found)])
+    following = [f"next: {clean(found.next_step)}"] if found.next_step else []
+    return "\n".join([clean(found.text), *following, "", *tables_below(found)])
 
 
 def tables_below(found: Explanation, width: int | None = None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.explanation import Explanation, explain_hang
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError, UsageError
@@ -92,7 +93,8 @@ class Explaining:
         """Returns the explanation chosen: the sentence, and what is below it, fitted to that width."""
         shown = self._found[-1 - self._back]
         tables = tables_below(shown, width)
-        return wrap(clean(shown.text), max(map(len, tables)), MOST_LINES), ["", *tables]
+        text = f"{shown.text}. Next: {on_screen(shown.next_step)}" if shown.next_step else shown.text
+        return wrap(clean(text), max(map(len, tables)), MOST_LINES), ["", *tables]
 
     @property
     def place(self) -> str:

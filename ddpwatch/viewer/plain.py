@@ -13,7 +13,7 @@ from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News, cost_text, message_text, steps_text
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
-from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.analysis.diagnosis.words.wording import ranks_named, stack_lines
 from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.throughput import throughput_text
@@ -98,11 +98,15 @@ class RunLines:
         ]
         heading = f"incidents{stretch}: {len(rows)}" + (f"; {lost}" if lost else "")
         lines = [
-            line
-            for row, incident in zip(_aligned(rows), incidents, strict=True)
-            for line in (row, f"      next: {clean(incident.next_step)}")
+            line for row, incident in zip(_aligned(rows), incidents, strict=True) for line in (row, *_below(incident))
         ]
         return [heading, *lines] if self.state.steps else []
+
+
+def _below(incident: Incident) -> list[str]:
+    """Returns the stacks of a hang, and what to do next."""
+    stacks = stack_lines(incident.ranks, incident.evidence)
+    return [f"      {clean(text)}" for text in (*stacks, f"next: {incident.next_step}")]
 
 
 def _news_lines(news: News, unit: str) -> list[str]:

@@ -31,6 +31,7 @@ def test_the_function_is_named_with_its_line_and_module() -> None:
     assert found is not None
     assert found.text.startswith("rank 3 spends 6")
     assert found.text.endswith(" ms more a step in augment() (data.py:88), in the forward of blocks.2")
+    assert found.next_step == "look at what augment() (data.py:88) does on rank 3, and not on rank 0"
     first = found.lines[0]
     assert (first.function, first.line, first.peer_ms) == ("augment", 88, 0.0)
     assert first.difference_ms == pytest.approx(61, abs=4)
@@ -58,6 +59,7 @@ def test_twice_the_work_is_not_one_line_s(forward: float, says: str) -> None:
     found = explain([rank(3, 100.0, 30.0 * forward, 2.0 * forward, 0.3), rank(0, 50.0, 30.0, 2.0, 0.3)])
     assert found is not None
     assert found.text.startswith(f"rank 3 {says}")
+    assert found.next_step.startswith("its code is not why" if "times" in says else "look at what")
 
 
 def test_a_larger_batch_makes_no_update_longer() -> None:
@@ -141,6 +143,7 @@ def test_a_rank_that_had_no_core_does_the_same_work() -> None:
     assert found is not None
     assert found.text.startswith("rank 3 does what rank 0 does; it waited for a core for 5")
     assert found.ranks[0].preempted is None
+    assert "`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores" in found.next_step
 
 
 def test_without_a_peer_it_says_where_the_time_goes() -> None:
@@ -167,7 +170,7 @@ def test_too_few_steps_are_not_compared(steps: int) -> None:
     assert found.steps == steps
     assert "few steps" in found.text or "not sampled in a whole step" in found.text
     assert not any(line.certain for line in found.lines)
-    render_explanation(found)
+    assert "next: sample more steps: `ddpwatch explain --rank 3 --steps 100`" in render_explanation(found)
 
 
 def test_a_screen_holds_it() -> None:

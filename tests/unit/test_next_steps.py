@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -75,6 +76,10 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
     names = "`ddpwatch explain --rank 1` names the lines in which rank 1 spends more"
     assert next_step(late, where) == names
     assert on_screen(names) == "key x names the lines in which rank 1 spends more"
+    where.explained = {1: (40, "look at what f() (train.py:3) does")}
+    assert next_step(replace(late, since_step=40), where) == "look at what f() (train.py:3) does"
+    assert next_step(replace(late, since_step=41), where) == names  # what it did before says nothing of that
+    where.explained = {}
     over = Incident("straggler", "warning", "", (1,), "backward")
     assert next_step(over, where).endswith(f"if it comes again, {names}")
     where.add_bye(bye(1))
@@ -96,7 +101,10 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("intermittent", "warning", "", (1,), "data", period=8), "persistent_workers=True"),
         (Incident("intermittent", "warning", "", (1,), "forward"), "group samples of similar length"),
         (Incident("hang", "error", "", (1,)), "`py-spy dump --pid 4712`"),
+        (Incident("hang", "error", "", (1,), evidence=Evidence(stacks=[STUCK]), open=True),
+         "`ddpwatch explain` shows the stacks of the ranks that hold up the others"),
         (Incident("hang", "error", "", (1,), evidence=Evidence(stacks=[STUCK])), "read the stacks"),
+        (Incident("hang", "error", "", open=True), "`ddpwatch explain` shows the stacks of all ranks"),
         (Incident("intermittent", "warning", "", (1,), "gc", period=8), "gc.freeze()"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("lost", "", None, 3, "", [], 0)})),
          "read the exit code of rank 1 in the launcher's output; after -9, on node-a, `dmesg -T`"),

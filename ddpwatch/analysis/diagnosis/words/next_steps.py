@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Incident, LostTime
@@ -74,11 +74,13 @@ class JobPlaces:
     Attributes:
         source: What `ddpwatch whatif` reads: a recording, as a run's ends with it; else the newest run of the job.
         layout_kind: What its collectives carry: DDP's buckets, FSDP2's groups, or what calls of its own do.
+        explained: Ranks whose stacks were sampled: the newest such step of each, and what to do after that.
     """
 
     def __init__(self, source: str = "") -> None:
         self.source = source
         self.layout_kind = "bucket"
+        self.explained: Mapping[int, tuple[int, str]] = {}
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
         self._loader: Mark | None = None
@@ -135,6 +137,10 @@ class JobPlaces:
         """Returns the ranks of a host by pid; of all where it is not known, as there is one."""
         return {hello.pid: rank for rank, hello in self._hellos.items() if host in ("", hello.host)}
 
+    def are_there(self, ranks: Sequence[int]) -> bool:
+        """Returns whether ranks can be asked, as far as is known; all, if none are given."""
+        return all(rank in self._hellos and rank not in self._ended for rank in ranks or self._hellos)
+
     def stack_of(self, rank: int, lasts: bool = True) -> str:
         """Returns how to see what a rank does: now, or once what does not last comes again."""
         hello = self._hellos.get(rank)
@@ -143,13 +149,20 @@ class JobPlaces:
         shows = f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does ({_PY_SPY})"
         return shows if lasts else f"if it comes again, {shows}"
 
-    def lines_of(self, rank: int, lasts: bool) -> str:
-        """Returns how to see in which lines a late rank spends more time: now, or once it is late again."""
+    def lines_of(self, incident: Incident) -> str:
+        """Returns how to see in which lines a late rank spends more time: now, or once it is late again.
+
+        If that is known already, returns what to do about it.
+        """
+        rank = incident.ranks[0]
+        until, answer = self.explained.get(rank, (-1, ""))
+        if answer and until >= (incident.since_step or 0):
+            return answer
         names = f"names the lines in which rank {rank} spends more"
-        if rank not in self._hellos or rank in self._ended:
+        if not self.are_there([rank]):
             return f"if it comes again, ddpwatch explain {names}"
         command = f"`ddpwatch explain --rank {rank}` {names}"
-        return command if lasts else f"if it comes again, {command}"
+        return command if incident.open else f"if it comes again, {command}"
 
 
 # -- by kind -------------------------------------------------------------------------------------------------
@@ -167,8 +180,8 @@ def _late(incident: Incident, places: JobPlaces) -> str:
         return "find the phase that grows: record the run, and compare its first steps with its last (report --steps)"
     irregular = incident.kind == "intermittent" and incident.period is None
     if irregular and incident.phase in ("forward", "backward", ""):
-        return f"if batches differ in length, {_LENGTHS}; else {places.lines_of(incident.ranks[0], incident.open)}"
-    return places.lines_of(incident.ranks[0], incident.open)
+        return f"if batches differ in length, {_LENGTHS}; else {places.lines_of(incident)}"
+    return places.lines_of(incident)
 
 
 def _device(incident: Incident, places: JobPlaces) -> str:
@@ -233,9 +246,11 @@ def _link(incident: Incident, places: JobPlaces) -> str:
 
 def _hang(incident: Incident, places: JobPlaces) -> str:
     evidence = incident.evidence
-    if evidence.stacks or evidence.call_sites:
-        return "read the stacks of the ranks that hold up the others"
-    return places.stack_of(incident.ranks[0]) if incident.ranks else "read the stacks of the ranks that wait"
+    if incident.ranks and not (evidence.stacks or evidence.call_sites):
+        return places.stack_of(incident.ranks[0])
+    whose = "of the ranks that hold up the others" if evidence.stacks or evidence.call_sites else "of all ranks"
+    can_ask = incident.open and places.are_there(incident.ranks)
+    return f"`ddpwatch explain` shows the stacks {whose}" if can_ask else f"read the stacks {whose}"
 
 
 def _death(incident: Incident, places: JobPlaces) -> str:
