@@ -26,6 +26,8 @@ FEWEST_STEPS = 5
 FULL = StepLimit(512, 4096, FEWEST_STEPS + 3)  # full steps, the newest: what bounds memory; more change no answer
 
 RECORD_MORE = "record more steps in full: --detail high"
+CHANGED = "buckets were others than now: DDP has rebuilt them since"
+NO_MORE = "more of the same steps would not help"
 
 
 class RankStep(NamedTuple):
@@ -230,7 +232,8 @@ class RecordedBuilder:
             most = reasons.most_common(1)
             others = f"; in {most[0][1]} others, {most[0][0]}" if most else ""
             raise UsageError(
-                f"{len(found)} steps timed in full on all ranks, and {FEWEST_STEPS} are needed{others}", RECORD_MORE
+                f"{len(found)} steps timed in full on all ranks, and {FEWEST_STEPS} are needed{others}",
+                RECORD_MORE if found or not most or most[0][0] == CHANGED else NO_MORE,
             )
         return found
 
@@ -287,9 +290,16 @@ def _unfit(step: Step, layout: Layout) -> str:
         return "gradients were not reduced"
     if "backward" not in {span.phase for span in step.spans} or step.duration_ns <= 0:
         return "no backward was seen"
-    if min(sizes, default=0) <= 0 or len(step.comm_label) != len(sizes) or sorted(step.comm_bytes) != sizes:
-        return "buckets were not those of the newest layout, each once"
-    return ""
+    if min(sizes, default=0) <= 0:
+        return "a bucket was empty"
+    if sorted(step.comm_bytes) == sizes:
+        return ""
+    if step.epoch != layout.epoch:
+        return CHANGED
+    if len(step.comm_label) == len(sizes):
+        return "buckets had other sizes"
+    again = len(step.comm_label) > len(sizes)
+    return "a bucket was reduced more than once" if again else "not all buckets were reduced"
 
 
 def _why_no_parameters(layout: Layout, steps: Sequence[StepAcrossRanks]) -> str:

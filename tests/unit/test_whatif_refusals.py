@@ -65,6 +65,12 @@ def test_without_hook_fires() -> None:
     assert "single gradients are missing" in refused(asked, Change(cap_mib=5))
 
 
+def vary(step: Step, **changes: int) -> Step:
+    for name, value in changes.items():
+        setattr(step, name, value)
+    return step
+
+
 @pytest.mark.parametrize(
     ("messages", "line"),
     [
@@ -79,7 +85,15 @@ def test_without_hook_fires() -> None:
         (lambda: [m for m in JOB.messages() if m.rank == 0], "1 of 2 ranks are in it, and what-if needs all"),
         (
             lambda: edited(JOB, comm_bytes=[1] * len(JOB.buckets)),
-            "0 steps timed in full on all ranks, and 5 are needed; in 39 others, buckets were not those",
+            "0 steps timed in full on all ranks, and 5 are needed; in 39 others, buckets had other sizes",
+        ),
+        (
+            lambda: [m for m in edited(JOB, comm_bytes=[1, 2]) if not isinstance(m, Step) or vary(m, epoch=9)],
+            "in 39 others, buckets were others than now: DDP has rebuilt them since",
+        ),
+        (
+            lambda: edited(JOB, comm_bytes=[1] * 2 * len(JOB.buckets), comm_label=[0, 1] * len(JOB.buckets)),
+            "in 39 others, a bucket was reduced more than once",
         ),
         (lambda: JOB.but(steps=4).messages(), "3 steps timed in full on all ranks, and 5 are needed"),
     ],
