@@ -268,17 +268,20 @@ def record(
     on_incident: OnIncident = None,
     notify: Notify = None,
 ) -> None:
-    """Record a running job until it ends or you press Ctrl-C."""
+    """Record a running job, or the next one, until it ends or you press Ctrl-C."""
     from ddpwatch.recording.limits import environment_of, limits_from_environment
     from ddpwatch.run import rundir
     from ddpwatch.sampling.lease import parse_detail
     from ddpwatch.viewer.capture import capture
     from ddpwatch.viewer.live_source import LiveSource, may_go_on
+    from ddpwatch.viewer.plain import wait_for_run
 
     interrupt_once()
     budget_ppm = parse_detail(detail or "normal")
     limits = limits_from_environment({**os.environ, **environment_of(max_size, every)})
     info, endpoint = resolve(run)
+    if endpoint is None:
+        info = info or wait_for_run()
     publish = endpoint_of(info, endpoint)
     source = LiveSource(publish, budget_ppm, as_sent=True)
     say_recording(output, budget_ppm)

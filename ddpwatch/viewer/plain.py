@@ -167,7 +167,7 @@ def _notes(state: RunState) -> str:
 def follow(info: RunInfo | None, endpoint: str | None, budget_ppm: int = 0) -> None:
     """Prints lines about a live run until it ends; waits for one if there is none."""
     if endpoint is None:
-        info = info or _wait_for_run()
+        info = info or wait_for_run()
         _narrate(f"attached to {info.run_id}, {info.world_size} ranks")
         endpoint = info.publish
     for text in lines(endpoint, budget_ppm):
@@ -342,7 +342,8 @@ def print_lines(
     print(*run.closing(stretch), sep="\n")
 
 
-def _wait_for_run() -> RunInfo:
+def wait_for_run() -> RunInfo:
+    """Returns the newest run; if there is none, says so, and waits for one."""
     info = rundir.newest_run()
     if info is None:
         how = "call ddpwatch.watch(model) in its script, or start it with ddpwatch run"

@@ -269,15 +269,18 @@ def test_a_recording_is_summed_up_however_long_that_takes(
 
 
 def test_a_killed_viewer_that_records_harms_nobody(tmp_path: Path) -> None:
-    """After a kill of `ddpwatch record` its file is readable, and the run continues."""
+    """It waits for a run. After a kill of `ddpwatch record` its file is readable, and the run continues."""
+    record = [*DDPWATCH, "record", "-o", str(tmp_path / "b.mcap")]
+    viewer = subprocess.Popen(record, stderr=subprocess.PIPE, text=True)
+    assert viewer.stderr is not None
+    assert viewer.stderr.readline().startswith("ddpwatch: waiting for a run")
     stage = Stage(tmp_path / "own.mcap")
     try:
         stage.send(stage.hello(), *[step_of(0, n) for n in range(20)])
         wait_for(lambda: stage.run_id in [info.run_id for info in rundir.live_runs()], "the run is listed")
-        viewer = subprocess.Popen([*DDPWATCH, "record", "-o", str(tmp_path / "b.mcap"), stage.run_id])
         wait_for(lambda: (tmp_path / "b.mcap").exists() and _has_steps(tmp_path / "b.mcap", 20), "it records")
         viewer.kill()
-        viewer.wait()
+        viewer.communicate()
         stage.send(*[step_of(0, n) for n in range(20, 30)])
         stage.finish()
         assert steps_in(tmp_path / "own.mcap") == list(range(30))
