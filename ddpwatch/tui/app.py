@@ -346,12 +346,8 @@ class DashboardApp(App[int]):
 
     def action_explain(self) -> None:
         """Explains why a rank is late: the one in question, or what a recording says of some."""
-        try:
-            self.explaining.ask(self.view.rank_in_question)
-        except UsageError as error:
-            self.notify(f"{error.message}: {error.hint}")
-        else:
-            self.push_screen(ExplainScreen(self.explaining))
+        self.explaining.ask(self.view.rank_in_question)
+        self.push_screen(ExplainScreen(self.explaining))
 
     def action_help(self) -> None:
         """Explains the keys and the view's figures."""

@@ -12,7 +12,7 @@ from ddpwatch.report.explained import tables_below
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.text import wrap
-from ddpwatch.viewer.explain import StackRequest, hang_of, request_of
+from ddpwatch.viewer.explain import NOBODY_LATE, StackRequest, hang_of, request_of
 
 MOST_LINES = 6  # of the sentence
 
@@ -40,10 +40,8 @@ class Explaining:
     def ask(self, rank: int | None) -> None:
         """Asks a live run why a rank is late; None: the late one. Of others, there is what was asked then.
 
-        In a hang, there is nothing to ask: ranks have said where they are.
-
-        Raises:
-            UsageError: There is nothing to ask, and nothing was asked before.
+        In a hang, there is nothing to ask: ranks have said where they are. If nothing can be asked, and nothing was
+        asked before, what is under way says why.
         """
         self.withdraw()
         self._back = 0
@@ -51,9 +49,10 @@ class Explaining:
             return
         try:
             self._request = self._request_of(rank)
-        except UsageError:
+        except UsageError as error:
             if not self._found:
-                raise
+                choose = "choose one in view 4 (ranks), then press x"
+                self._failure = f"{error.message}: {choose if error.message == NOBODY_LATE else error.hint}"
         else:
             self._asked_s = self._clock()
             self._order_stacks(self._request.order)

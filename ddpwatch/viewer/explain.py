@@ -21,6 +21,7 @@ from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING, Status, Step
 from ddpwatch.wire.transport import Frame
 
+NOBODY_LATE = "no rank is named late"
 SAMPLED_S = 3.0  # unless a number of steps is given
 SAMPLED_STEPS = 10  # at least; the same
 HANG_S = 3.0  # without a step, before something is ordered
@@ -159,7 +160,7 @@ def request_of(
     late = _late_ranks(state)
     if rank is None:
         if not late:
-            raise UsageError("no rank is named late", "choose one: --rank 3, and --with 0 to compare it with")
+            raise UsageError(NOBODY_LATE, "choose one: --rank 3, and --with 0 to compare it with")
         rank = late[0]
     if peer is None:
         peer = next((other for other in _alike(state, rank) if other not in late), rank)
