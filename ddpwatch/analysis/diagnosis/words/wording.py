@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup
+from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.common.text import UNKNOWN, in_ms, spans
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, BusyProcess
@@ -79,6 +80,12 @@ def without(incident: Incident) -> str:
     if incident.phase == "data":  # which is a wait, too
         return f"without the wait for {ranks_named(incident.ranks)}"
     return f"without the wait for {'it' if len(incident.ranks) == 1 else 'them'}"
+
+
+def as_waited(kind: Kind, ranks: Collection[int]) -> str:
+    """Returns what is added to the cost of an incident of ranks that others wait for: their own time is not in it."""
+    others_wait = ranks and (KINDS[kind].late or kind in ("pause", "hang", "death"))
+    return ", as the others waited" if others_wait else ""
 
 
 def how_ended(reason: str, detail: str, signal: int | None) -> str:
