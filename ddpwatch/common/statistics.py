@@ -58,12 +58,6 @@ def median_bounds(values: Collection[float], certainty: float) -> tuple[float, f
     return ordered[skipped], ordered[-1 - skipped]
 
 
-def kendall_tau(values: Sequence[float]) -> float:
-    """Returns how steadily values rise: 1 if each is above all before it, -1 if each is below. Needs two at least."""
-    pairs = [(a, b) for index, a in enumerate(values) for b in values[index + 1 :]]
-    return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
-
-
 def student(confidence: float, freedom: float) -> float:
     """Returns the two-sided quantile of Student's t, by its expansion (Abramowitz and Stegun 26.7.5)."""
     from statistics import NormalDist

@@ -6,7 +6,7 @@ from math import comb
 
 import pytest
 
-from ddpwatch.common.statistics import kendall_tau, median_bounds
+from ddpwatch.common.statistics import median_bounds
 
 
 def exact(count: int, skipped: int) -> float:
@@ -31,10 +31,3 @@ def test_so_many_of_the_values_have_to_be_beyond_a_bound(late: int, of: int) -> 
 
 def test_of_few_values_they_are_the_outermost() -> None:
     assert [median_bounds(range(count), 0.975) for count in (1, 2, 3, 4)] == [(0, 0), (0, 1), (0, 2), (0, 3)]
-
-
-@pytest.mark.parametrize(
-    ("values", "tau"), [((1, 2, 3, 4), 1.0), ((4, 3, 2, 1), -1.0), ((1, 3, 2, 4), 4 / 6), ((5, 5, 5), 0.0)]
-)
-def test_values_that_rise_steadily_are_told_from_those_that_fall(values: tuple[int, ...], tau: float) -> None:
-    assert kendall_tau(values) == tau

@@ -60,6 +60,7 @@ def test_a_rank_that_is_late_by_this_and_that_costs_what_each_step_shows(noise_m
 def test_a_trend_is_the_line_of_the_least_squares(values, first):
     points = list(enumerate(values, first))
     slope, middle = linear_regression(*zip(*points, strict=True))
-    line = line_through(points, points[-1][0])
-    assert line.slope == pytest.approx(slope, rel=1e-6, abs=1e-3)
-    assert line.at(points[0][0]) == pytest.approx(middle + slope * first, rel=1e-6, abs=10)
+    for last in (first, points[-1][0]):
+        line = line_through(points, last)
+        assert line.slope == pytest.approx(slope, rel=1e-6, abs=1e-3)
+        assert line.end == pytest.approx(middle + slope * last, rel=1e-6, abs=10)

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
+from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
@@ -16,8 +17,7 @@ from ddpwatch.wire.messages import Step
 COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer", "other")
 MANY_RANKS = 16  # among so many, one more or less does not change a median
 REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
-KEEP_HOOKED = 16  # newest late steps with hook fires
-CHANGE_STEPS = 128  # newest watched steps that may turn out to be another incident
+KEEP_LATE, KEEP_HOOKED = 128, 16  # newest late steps, and those of them with hook fires
 PART_SHARE = 0.2  # of the lateness: a phase that takes so much longer is a part of it
 
 
@@ -31,14 +31,14 @@ class StepFacts:
         self.split = split
         self._typical: dict[str, float | None] = {}
 
-    def excess(self, rank: int, peers: Sequence[int]) -> dict[str, float]:
+    def excess(self, rank: int, peers: Sequence[int]) -> dict[str, int]:
         """Returns how much longer than its peers a rank spent on each phase."""
         own = self.across.figures[rank].phases_ns
-        found: dict[str, float] = {}
+        found: dict[str, int] = {}
         for phase in COMPARED_PHASES:
             others = self._others(phase, rank, peers)
             if phase in own and others is not None:
-                found[phase] = own[phase] - others
+                found[phase] = int(own[phase] - others)
         return found
 
     def paused_ns(self, rank: int) -> int:
@@ -58,6 +58,12 @@ class StepFacts:
         return median(values) if values else None
 
 
+class _LateStep(NamedTuple):
+    step: int
+    excess: dict[str, int]  # by phase, in ns
+    bucket: ModuleBucket | None
+
+
 class LatenessCause:
     """Why one rank is late.
 
@@ -67,61 +73,57 @@ class LatenessCause:
     """
 
     def __init__(self, rank: int, peers: Sequence[int]) -> None:
-        self.steps = 0
         self._rank = rank
         self._peers = peers
-        self._excess: Counter[str] = Counter()
-        self._buckets: Counter[ModuleBucket] = Counter()
+        self._newest: deque[_LateStep] = deque(maxlen=KEEP_LATE)
         self._hooked: deque[tuple[int, dict[int, int]]] = deque(maxlen=KEEP_HOOKED)
         self._batches = 1  # in a step, of which hooks fire in the last one
-        self._newest: deque[tuple[int, dict[str, float], ModuleBucket | None]] = deque(maxlen=CHANGE_STEPS)
 
     def add_step(self, facts: StepFacts, late_ns: int) -> None:
         """Takes a late step."""
-        step, excess = facts.across.step, facts.excess(self._rank, self._peers)
-        bucket = _first_late_bucket(facts.across, self._rank, late_ns)
-        self._newest.append((step, excess, bucket))
-        self._count(excess, bucket, 1)
-        if delays := _delays(facts.across, self._rank, self._peers):
-            self._hooked.append((step, delays))
-            self._batches = max(1, facts.across.ranks[self._rank].micro_steps)
+        across, excess = facts.across, facts.excess(self._rank, self._peers)
+        self._newest.append(_LateStep(across.step, excess, _first_late_bucket(across, self._rank, late_ns)))
+        if delays := _delays(across, self._rank, self._peers):
+            self._hooked.append((across.step, delays))
+            self._batches = max(1, across.ranks[self._rank].micro_steps)
 
-    def _count(self, excess: Mapping[str, float], bucket: ModuleBucket | None, sign: int) -> None:
-        self.steps += sign
-        for phase, ns in excess.items():
-            self._excess[phase] += sign * int(ns)
-        if bucket is not None:
-            self._buckets[bucket] += sign
+    @property
+    def steps(self) -> int:
+        """How many late steps show it."""
+        return len(self._newest)
 
     def end(self, step: int) -> None:
         """Forgets the steps after that one."""
-        while self._newest and self._newest[-1][0] > step:
-            self._count(*self._newest.pop()[1:], -1)
-        while self._hooked and self._hooked[-1][0] > step:
-            self._hooked.pop()
+        for kept in (self._newest, self._hooked):
+            while kept and kept[-1][0] > step:
+                kept.pop()
 
     def phase(self, late_ns: float) -> tuple[str, float]:
         """Returns the phase that explains at least half of the lateness, and by how much it is longer (ns).
 
         "" if none does.
         """
-        if not self.steps:
-            return "", 0.0
-        means = {phase: excess / self.steps for phase, excess in self._excess.items()}
+        means = self._excess()
         phase = max(means, key=means.__getitem__, default="")
         return (phase, means[phase]) if phase and 2 * means[phase] >= late_ns else ("", 0.0)
 
     def parts(self, late_ns: float) -> dict[str, float]:
         """Returns by how much each phase is longer that makes up a part of the lateness (ns), the largest first."""
-        means = {phase: excess / max(1, self.steps) for phase, excess in self._excess.items()}
-        parts = sorted((item for item in means.items() if item[1] >= PART_SHARE * late_ns), key=itemgetter(1))
+        parts = sorted((item for item in self._excess().items() if item[1] >= PART_SHARE * late_ns), key=itemgetter(1))
         return dict(reversed(parts))
+
+    def _excess(self) -> dict[str, float]:
+        """Returns by how much each phase is longer on average (ns)."""
+        total = Counter[str]()
+        for _, excess, _ in self._newest:
+            total.update(excess)
+        return {phase: ns / self.steps for phase, ns in total.items()}
 
     @property
     def bucket(self) -> ModuleBucket | None:
         """The first bucket that it launches late, in most late steps."""
-        bucket, count = next(iter(self._buckets.most_common(1)), (None, 0))
-        return bucket if count else None
+        buckets = Counter(bucket for _, _, bucket in self._newest if bucket is not None)
+        return next((bucket for bucket, _ in buckets.most_common(1)), None)
 
     def param(self, excess_ns: float) -> int | None:
         """Returns the parameter at which gradients become late by half of what the backward is longer.

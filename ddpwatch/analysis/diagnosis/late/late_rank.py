@@ -13,12 +13,10 @@ from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.late.cause import LatenessCause, StepFacts
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.residuals import KEEP_STEPS
-from ddpwatch.analysis.diagnosis.late.streak import MOST_PERIOD, Line, Streak, line_through
+from ddpwatch.analysis.diagnosis.late.streak import MOST_PERIOD, NEWEST, Streak, line_through
 from ddpwatch.analysis.diagnosis.thresholds import WORTH_SHARE
 
-TREND_STEPS = 48  # watched, before a trend is judged
-TREND_GROWTH = 0.5  # how much of the lateness at the end has to have come over time
-TREND_FIT = 0.5  # share of the variance that a straight line explains
+TREND = 0.5  # of the lateness at the end has to have come over time; and of its variance, a straight line explains that
 
 
 class LateRank:
@@ -119,19 +117,25 @@ class LateRank:
         return late_ns if self._launches is None else max(late_ns, self._launches.median_in(self.streak))
 
     def _due_to_it(self, steps: Collection[_Waits]) -> float:
-        """Returns by how much the next rank, or it, would have been last earlier without its lateness."""
-        streak, period = self.streak, self.streak.period
-        if streak.constant:
-            if (line := self._growing()) is not None:
-                each = self._others * self.late_ns / max(1.0, streak.late_ns)
-                return sum(min(waits.ns, max(0.0, each * line.at(waits.step))) for waits in steps)
-            return self._as_usual(steps, [waits for waits in self._kept if waits.watched])
-        if period is not None:
+        """Returns by how much the next rank, or it, would have been last earlier without its lateness.
+
+        A bare step costs as much as the mean watched one.
+        """
+        due = self._due(steps)
+        costs = self._costs([waits for waits in due if waits.watched])
+        if len(costs) == len(due):
+            return sum(costs)
+        seen = self._costs([waits for waits in self._due(self._kept) if waits.watched])
+        return sum(costs) + (len(due) - len(costs)) * (fmean(seen) if seen else 0.0)
+
+    def _due(self, steps: Collection[_Waits]) -> list[_Waits]:
+        """Returns the steps that it makes late: all, those of its rhythm, or those that are late."""
+        if self.streak.constant:
+            return list(steps)
+        if (period := self.streak.period) is not None:
             residue = self._residue(period)
-            struck = [waits for waits in steps if waits.step % period == residue]
-            seen = [waits for waits in self._kept if waits.watched and waits.step % period == residue]
-            return self._as_usual(struck, seen)
-        return sum(self._costs([waits for waits in steps if waits.is_late]))
+            return [waits for waits in steps if waits.step % period == residue]
+        return [waits for waits in steps if waits.is_late]
 
     def _costs(self, steps: Collection[_Waits]) -> list[float]:
         """Returns what the others waited for its lateness in each of these steps.
@@ -170,14 +174,6 @@ class LateRank:
         bare = (takewhile(lambda waits: not waits.watched, due) for due in (before, after))
         return [waits for due in bare for waits in due if waits.total > longer]
 
-    def _as_usual(self, steps: Collection[_Waits], seen: Collection[_Waits]) -> float:
-        """Returns what steps that it makes late cost: a bare one as much as the mean watched one."""
-        if all(waits.watched for waits in steps):
-            return sum(self._costs(steps))
-        each = fmean(self._costs(seen)) if seen else 0.0
-        watched = [waits for waits in steps if waits.watched]
-        return sum(self._costs(watched)) + each * (len(steps) - len(watched))
-
     @property
     def gain(self) -> float | None:
         """By how much a step would be shorter without it, as a share."""
@@ -193,19 +189,19 @@ class LateRank:
         """Returns what kind of incident it is, if that phase is why."""
         if not self.streak.constant:
             return "intermittent"
-        if self._growing() is not None:
+        if self._is_growing:
             return "drift"
         return "slow_input" if phase == "data" else "straggler"
 
-    def _growing(self) -> Line | None:
-        """Returns the line along which it has become later and later; None if it has not."""
+    @property
+    def _is_growing(self) -> bool:
+        """Whether it has become later and later, along a straight line."""
         until = self.streak.until
         values = [(seen.step, seen.deviation) for seen in self.streak.values if seen.step <= until]
-        if len(values) < TREND_STEPS:
-            return None
+        if len(values) < NEWEST:
+            return False
         line = line_through(values, until)
-        grown = line.slope * (until - values[0][0])
-        return line if grown >= TREND_GROWTH * line.end > 0 and line.fit >= TREND_FIT else None
+        return line.slope * (until - values[0][0]) >= TREND * line.end > 0 and line.fit >= TREND
 
 
 class _Waits(NamedTuple):

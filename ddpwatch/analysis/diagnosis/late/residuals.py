@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, pairwise
 from math import atan, pi, sqrt
 from operator import mul, sub
-from statistics import median
+from statistics import NormalDist, median
 from typing import NamedTuple
 
 KEEP_STEPS = 512  # newest watched steps that may turn out to be somebody's doing
@@ -18,13 +18,11 @@ MOST_COMPARED = 16  # ranks of which that is known
 KNOWN_AS = 48.0  # how many residuals an assumed distribution counts for: so a clear fault is named within some steps
 LATE_NS, LATE_SHARE = 1e6, 0.015  # what a rank must be late by, and of a step, to matter: ranks are never quite alike
 NOISE_EVERY = 8  # steps
-CORRELATION_STEPS = 128  # that show how long noise lasts
-CORRELATION_AFTER = 64  # newest steps (or half of all) that do not, as a fault may have started in them
-CORRELATION_FEWEST = 16  # others, before it is known: growth from the first step on is named by then
+CORRELATION_STEPS = 128  # that show how long noise lasts; not the newest 64 (or half of all): a fault may be in them
 CORRELATION_NOTICED = 0.3  # less may be chance in a few steps, and costs few false alarms
-NORMAL_THIRD = 0.4307  # half of the stretch that holds a third of a normal distribution, in standard deviations
+FEWEST = 16  # steps, to know how long noise lasts; residuals that a rank late from the first step on is compared with
+NORMAL_THIRD = NormalDist().inv_cdf(2 / 3)  # half of the stretch that holds a third of a normal distribution
 FAR, FAR_DEVIATIONS = 0.98, 3.5  # that share of Student's t with three degrees of freedom is below
-FEWEST_KNOWN = 16  # residuals of the other one of two: one that is late from the first step on is compared with these
 FURTHEST_NS = 1 << 61  # 73 years
 
 
@@ -142,7 +140,7 @@ class Residuals:
     def hide(self, index: int, since: int) -> None:
         """Keeps what a rank has shown since a step out of the noise."""
         for at in range(self._compared) if self._count == 2 else (index,) if index < self._compared else ():
-            noise, least = self._noise[at], 0 if at == index else FEWEST_KNOWN
+            noise, least = self._noise[at], 0 if at == index else FEWEST
             while len(noise) > least and noise[-1][0] >= since:
                 noise.pop()
         self._due = 0
@@ -209,11 +207,11 @@ class Residuals:
         return self.kept > kept + CORRELATION_NOTICED
 
     def _estimate_correlation(self, open_since: int | None) -> None:
-        newest = min(CORRELATION_AFTER, self.seen // 2)
+        newest = min(CORRELATION_STEPS, self.seen) // 2
         rows = list(islice(reversed(self.rows), newest, newest + CORRELATION_STEPS))
         struck = [*self._struck, *([] if open_since is None else [(open_since, 1 << 62)])]
         rows = [row for row in rows if not any(since <= row.step <= until for since, until in struck)]
-        if len(rows) < CORRELATION_FEWEST:
+        if len(rows) < FEWEST:
             return
         self.is_known = True
         columns = list(zip(*[row.measured[: 1 if self._count == 2 else self._compared] for row in rows], strict=True))

@@ -15,17 +15,12 @@ from ddpwatch.analysis.diagnosis.late.bets import BETS, END, always_late, wins
 from ddpwatch.analysis.diagnosis.late.residuals import KEEP_STEPS, spread
 
 FEWEST_LATE = 3  # late steps, to name a rank
-NEWEST = 32  # late steps: what is typical of a streak; watched ones, that its shape may be behind at most
+NEWEST = 32  # late steps: what is typical of a streak. Of twice as many watched ones, outliers may be another streak
 FAR_LATER, ALL_LATER = 2.2, 6  # times as late as before, in so many late steps
 OUTLIER = 4.0  # times what is typical of a streak: such a late step is not one of it
-OUTLIER_STEPS = 64  # newest watched steps: outliers that all lie in them are a streak of their own
-CONSTANT_QUANTILE = 0.4  # of all deviations in a streak: if that is far from 0, nearly every step is late
-CONSTANT_SHARE = 0.25  # of what is typical of its late steps
+MOSTLY = 0.6  # of the steps, in a streak of nearly every step; of the late ones, in a period's steps, if it has one
+CONSTANT_SHARE = 0.25  # of what is typical of its late steps, in these
 MOST_PERIOD = 64
-ENOUGH_STRUCK = 4  # for a period; and steps in between
-# Mean deviation in the period's steps (at least; and at least that share of the late steps are among them), and between
-# them (at most), as shares of what is typical of a late step.
-PERIOD_ON, PERIOD_OFF = 0.6, 0.35
 
 
 class SeenStep(NamedTuple):
@@ -166,7 +161,7 @@ class Streak:
             return None
         late = [(seen.step, seen.deviation) for seen in self.values if seen.is_late]
         far = [(step, value) for step, value in late if value > self.outlier_ns]
-        fresh = self.values[max(0, len(self.values) - OUTLIER_STEPS)].step
+        fresh = self.values[max(0, len(self.values) - 2 * NEWEST)].step
         if len(far) >= ALL_LATER and far[0][0] > fresh > self.since:
             return far[0][0], self.outlier_ns
         newest, before = late[-ALL_LATER:], late[:-ALL_LATER][-NEWEST:]
@@ -201,7 +196,7 @@ class Streak:
         if self._shape is None:
             values = [seen for seen in self.values if seen.step <= self.until]
             ordered = sorted(seen.deviation for seen in values)
-            low = ordered[int(CONSTANT_QUANTILE * len(ordered))] if ordered else 0
+            low = ordered[int((1 - MOSTLY) * len(ordered))] if ordered else 0
             period = find_period(values, self.typical_ns)  # also where most steps that are watched are late ones
             constant = period is None and low >= CONSTANT_SHARE * self.typical_ns
             late = float(median(ordered)) if constant and ordered else self.typical_ns
@@ -225,15 +220,15 @@ def find_period(values: Sequence[SeenStep], typical_ns: float) -> int | None:
         for step, value in clipped:
             sums[step % period] += value
             counts[step % period] += 1
-        residue = max(range(period), key=lambda at: sums[at] / counts[at] if counts[at] >= ENOUGH_STRUCK - 1 else 0.0)
+        residue = max(range(period), key=lambda at: sums[at] / counts[at] if counts[at] >= FEWEST_LATE else 0.0)
         struck = counts[residue]
-        if not ENOUGH_STRUCK <= struck <= count - ENOUGH_STRUCK:
+        if not FEWEST_LATE < struck < count - FEWEST_LATE:
             continue
-        if sum(step % period == residue for step in struck_steps) < PERIOD_ON * len(struck_steps):
+        if sum(step % period == residue for step in struck_steps) < MOSTLY * len(struck_steps):
             continue
         on, off = sums[residue] / struck, (total - sums[residue]) / (count - struck)
         score = (on - off) * (struck * (count - struck) / count) ** 0.5
-        if on >= PERIOD_ON * typical_ns and off <= PERIOD_OFF * typical_ns and score > best:
+        if on >= MOSTLY * typical_ns and off <= (1 - MOSTLY) * typical_ns and score > best:
             best, found = score, period
     return found
 
@@ -243,12 +238,7 @@ class Line(NamedTuple):
 
     slope: float
     fit: float
-    last: int
     end: float
-
-    def at(self, x: int) -> float:
-        """Returns its value there."""
-        return self.end - self.slope * (self.last - x)
 
 
 def line_through(points: Sequence[tuple[int, float]], last: int) -> Line:
@@ -257,4 +247,4 @@ def line_through(points: Sequence[tuple[int, float]], last: int) -> Line:
     xs, ys = [at - x for at, _ in points], [value - y for _, value in points]
     xx, xy, yy = sum(map(mul, xs, xs)), sum(map(mul, xs, ys)), sum(map(mul, ys, ys))
     slope = xy / xx if xx else 0.0
-    return Line(slope, slope * xy / yy if yy else 0.0, last, y + slope * (last - x))
+    return Line(slope, slope * xy / yy if yy else 0.0, y + slope * (last - x))

@@ -12,12 +12,11 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import Kind
-from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVER_SHARE
+from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVER_SHARE, WORTH_SAYING
 from ddpwatch.common.statistics import RollingMedian, median
 
 WINDOW = 16  # newest watched steps
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
-LEAST_OF_STEPS = 0.005  # of its steps, that a spell takes: sentences would say 0 %
 KEEP_STEPS = 64  # watched, that show a level, or what is usual
 KEEP_SPLITS = 256  # steps that a spell may have begun before
 
@@ -199,7 +198,7 @@ class Spells:
             is_explained: Says of a spell, by its first step and whether it lasts, that something else is why.
         """
         for spell in (*self._over, *([] if self.lasting is None else [self.lasting])):
-            if spell.share < LEAST_OF_STEPS:  # a long pause may lie among its steps
+            if spell.share < WORTH_SAYING:  # a long pause may lie among its steps
                 continue
             if is_explained is None or not is_explained(spell.since, spell is self.lasting):
                 yield spell, spell is self.lasting

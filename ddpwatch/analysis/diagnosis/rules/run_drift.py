@@ -11,16 +11,13 @@ from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.late.streak import line_through
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED, OVER_SHARE
-from ddpwatch.common.statistics import kendall_tau
 
 BLOCK_STEPS = 32  # of the steps whose median makes one point
-FEWEST_BLOCKS = 8  # of the whole run
-NEWEST = (128, 64, 32, 16)  # blocks, in which a drift may have started later
-KEEP_BLOCKS = 256
+FEWEST_BLOCKS, KEEP_BLOCKS = 8, 256
 GROWTH = 0.15  # at least
-RISING = 0.8  # Kendall's tau, at least
-JUMP = 0.5  # of the growth, that one block may make at most: more is no drift
+FIT = 0.9  # of the variance, that a straight line explains at least: of a jump's, it explains three quarters at most
 
 
 class _StepBlock(NamedTuple):
@@ -100,8 +97,8 @@ class RunDrift:
                 self._lasting, self._blocks, self._gathered.size = None, [], BLOCK_STEPS
                 return
         else:
-            stretches = (blocks, *(blocks[-count:] for count in NEWEST if count < len(blocks)))
-            blocks = next((found for found in stretches if _rises(found) and not _jumps(found)), [])
+            stretches = (blocks[-(KEEP_BLOCKS >> halved) :] for halved in range(5))  # it may have started later
+            blocks = next(filter(_rises, stretches), [])
         if blocks:
             self._lasting = self._incident(blocks, blocks[0].first if since is None else since, now_ns)
 
@@ -143,13 +140,8 @@ def _rises(blocks: Sequence[_StepBlock], share: float = 1.0) -> bool:
     """Returns whether steps get slower steadily, by that share of what is enough to start with."""
     if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
         return False
-    return kendall_tau([block.ns for block in blocks]) >= share * RISING
-
-
-def _jumps(blocks: Sequence[_StepBlock]) -> bool:
-    """Returns whether a single step made much of the difference."""
-    jumps = [after.ns - before.ns for before, after in pairwise(blocks)]
-    return max(jumps) > JUMP * (blocks[-1].ns - _base(blocks))
+    line = line_through([(block.last, block.ns) for block in blocks], blocks[-1].last)
+    return line.slope > 0 and line.fit >= share * FIT
 
 
 def _sentence(growth: float, is_open: bool) -> str:
