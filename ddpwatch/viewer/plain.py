@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News, cost_text, message_text, steps_text
-from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
+from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named, stack_lines
 from ddpwatch.analysis.estimate import Estimate
@@ -80,12 +80,14 @@ class RunLines:
     def closing(self, stretch: str = "") -> list[str]:
         """Returns all incidents, worst first, and where the time went; nothing before the first step.
 
+        Infos that cost next to nothing are only counted.
+
         Args:
             stretch: What part of the run they are of; empty for all of it.
         """
         diagnosis = self.state.diagnosis
         incidents, lost = diagnosis.incidents(), lost_text(diagnosis.lost())
-        unit = self.state.unit
+        unit, shown = self.state.unit, [one for one in incidents if not _is_negligible(one)]
         rows = [
             [
                 KINDS[row.kind].name,
@@ -94,13 +96,17 @@ class RunLines:
                 cost_text(row, unit),
                 clean(message_text(row)),
             ]
-            for row in incidents
+            for row in shown
         ]
-        heading = f"incidents{stretch}: {len(rows)}" + (f"; {lost}" if lost else "")
-        lines = [
-            line for row, incident in zip(_aligned(rows), incidents, strict=True) for line in (row, *_below(incident))
-        ]
+        heading = f"incidents{stretch}: {len(incidents)}" + (f"; {lost}" if lost else "")
+        lines = [line for row, incident in zip(_aligned(rows), shown, strict=True) for line in (row, *_below(incident))]
+        if more := len(incidents) - len(shown):
+            lines.append(f"  … {more} more, of no cost worth a figure")
         return [heading, *lines] if self.state.steps else []
+
+
+def _is_negligible(incident: Incident) -> bool:
+    return incident.severity == "info" and incident.share is not None and incident.share < LEAST_SHARE
 
 
 def _below(incident: Incident) -> list[str]:

@@ -107,6 +107,17 @@ def test_incidents_have_their_own_lines_and_a_list(tmp_path: Path, capsys: pytes
     )
 
 
+def test_an_info_of_no_cost_is_only_counted(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 is late, but nobody waits for it."""
+    replay_lines(recording)
+    printed = capsys.readouterr().out
+    found = report_of(recording.path).as_json()["incidents"]
+    assert [(row["kind"], row["severity"], row["share"]) for row in found[2:]] == [("straggler", "info", 0.0)]
+    listed = printed.partition("\nincidents: 3; ")[2].splitlines()[1:]
+    assert [line.split()[0] for line in listed] == ["death", "next:", "exposed", "next:", "…"]
+    assert listed[-1] == "  … 1 more, of no cost worth a figure"
+
+
 def test_at_a_pace(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
     slept: list[float] = []
     replay_lines(recording, speed=2, sleep=slept.append)
