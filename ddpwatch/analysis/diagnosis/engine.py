@@ -20,6 +20,7 @@ from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
 from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Account, Evidence, Incident, LostTime
+from ddpwatch.analysis.diagnosis.late.bets import WATCHED_PHASES
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
@@ -57,7 +58,6 @@ from ddpwatch.wire.messages import (
 )
 
 MOST_SPLITS = 16_384  # with the bare steps between them
-WATCHED_PHASES = ("data", "between", "forward", "backward")
 LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
 KEEP_FACTS = 16  # newest watched steps that may still show why
 SHARED = 0.25  # of a streak's late steps: with so many in a known one, it is the same
@@ -256,7 +256,7 @@ class Diagnosis:
         for key, known in list(self._late.items()):
             if key[1] != streak.rank or streak.shared_with(known.streak) < SHARED:
                 continue
-            if known.streak.named >= streak.since or not streak.changed:
+            if not streak.changed:
                 return False
             self._groups[key[0]].dismiss(known.streak)
             known.streak.end_before(streak.since)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 EXPOSED_SHARE = 0.10  # of a step
 INPUT_SHARE = 0.04  # of a step
+LONGER_SHARE = 0.15  # than before, or than at first, is a step of all ranks
 WORTH_SHARE = 0.01  # of a step: a late rank that costs less is no warning
 
 WORTH_SAYING = 0.005  # of a step, or of the run: what an incident costs at least, to be mentioned

@@ -19,7 +19,7 @@ SHIFTS = (0.7, 1.4, 2.8)  # standard deviations by which a rank may be late; in 
 SHARES = (0.95, 0.5, 0.2, 0.06)  # of the steps, in which it may be late; the first one: all, but for outliers
 PERIODS = range(2, 17)
 FALSE_ALARMS = 1e-5  # per step and group, of all figures and ranks: so much chance may name in clean steps
-FIGURES = 5  # by which ranks are compared: their lateness, and four phases
+WATCHED_PHASES = ("data", "between", "forward", "backward")  # by which ranks are compared, besides their lateness
 BETS = len(SHIFTS) * len(SHARES)
 LEAST_P, MOST_P = 1e-9, 0.999
 MOST = 1e100  # capital
@@ -32,7 +32,7 @@ _NORMAL = NormalDist()
 
 def threshold(ranks: int) -> float:
     """Returns which capital chance reaches too rarely to matter."""
-    return FIGURES * ranks / FALSE_ALARMS
+    return (1 + len(WATCHED_PHASES)) * ranks / FALSE_ALARMS
 
 
 def wins(p: float) -> list[float]:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import ModuleBucket
+from ddpwatch.analysis.diagnosis.late.residuals import MANY_RANKS
 from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
 from ddpwatch.wire.messages import Step
 
 COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer", "other")
-MANY_RANKS = 16  # among so many, one more or less does not change a median
 REFERENCE_RANKS = 4  # whose gradients are compared with the late rank's
 KEEP_LATE, KEEP_HOOKED = 128, 16  # newest late steps, and those of them with hook fires
 PART_SHARE = 0.2  # of the lateness: a phase that takes so much longer is a part of it

@@ -115,7 +115,7 @@ class GroupLateness:
             streak.noise_ns = self.residuals.noise_ns(index)
         streak.add_step(row.step, row.late[index], self.residuals.late_ns, p)
         if not streak.open:
-            self._end(streak, streak.until)
+            self.dismiss(streak)
             return []
         return [] if (later := streak.far_later_since()) is None else self._change(streak, *later)
 
@@ -134,11 +134,9 @@ class GroupLateness:
             self.residuals.set_apart(streak.since, streak.until)
         return [changed]
 
-    def dismiss(self, streak: Streak) -> None:
-        """Drops a streak that another figure shows better, or that makes nobody late, so far."""
-        self._end(streak, streak.until)
-
-    def _end(self, streak: Streak, until: int) -> None:
+    def dismiss(self, streak: Streak, until: int | None = None) -> None:
+        """Drops a streak that is over, that another figure shows better, or that makes nobody late, so far."""
+        until = streak.until if until is None else until
         index = self._positions[streak.rank]
         self.streaks.pop(streak.rank, None)
         self._over[index] = until
@@ -168,7 +166,7 @@ class GroupLateness:
         if (index := self._positions.get(rank)) is None:
             return
         if (streak := self.streaks.get(rank)) is not None:
-            self._end(streak, until)
+            self.dismiss(streak, until)
         else:
             self._over[index] = max(until, self._over.get(index, -1))
             self._bets.pop(index, None)

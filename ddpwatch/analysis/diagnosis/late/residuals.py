@@ -13,8 +13,7 @@ from statistics import NormalDist, median
 from typing import NamedTuple
 
 KEEP_STEPS = 512  # newest watched steps that may turn out to be somebody's doing
-POOLED = 1024  # residuals that are compared with, of all other ranks
-MOST_COMPARED = 16  # ranks of which that is known
+MANY_RANKS = 16  # of which that is known: one more or less does not change a median
 KNOWN_AS = 48.0  # how many residuals an assumed distribution counts for: so a clear fault is named within some steps
 LATE_NS, LATE_SHARE = 1e6, 0.015  # what a rank must be late by, and of a step, to matter: ranks are never quite alike
 NOISE_EVERY = 8  # steps
@@ -82,7 +81,7 @@ class Residuals:
     """
 
     def __init__(self, count: int) -> None:
-        self._compared = min(count, MOST_COMPARED)
+        self._compared = min(count, MANY_RANKS)
         self._count = count
         self.rows: deque[WatchedStep] = deque(maxlen=KEEP_STEPS)
         self.seen = 0
@@ -92,13 +91,12 @@ class Residuals:
         self.is_known = False  # how long noise lasts
         self._before: Sequence[float] = [0.0] * count
         self.new: Sequence[float] = ()
-        keep = POOLED // max(1, self._compared - 1)
+        keep = 2 * KEEP_STEPS // max(1, self._compared - 1)  # so many of all other ranks are compared with
         self._noise = [deque[tuple[int, float]](maxlen=keep) for _ in range(self._compared)]
         self._durations: deque[int] = deque(maxlen=64)
         self._sorted: list[list[float]] = [[] for _ in range(self._compared)]
-        self._scales: list[float] = []
-        self._scale_of: dict[int, float] = {}
-        self._due = self._correlation_due = 0
+        self._scales: list[float] = []  # of what is new in a step, without a rank's own; the last one is that of all
+        self._due = 0
         self._struck: deque[tuple[int, int]] = deque(maxlen=32)
 
     def add_step(self, step: int, values: Sequence[int], step_ns: int, error_ns: int) -> WatchedStep:
@@ -179,10 +177,7 @@ class Residuals:
 
     def _scale(self, index: int) -> float:
         """Returns the standard deviation of what is new in a step of ranks like this one."""
-        scale = self._scale_of.get(index)
-        if scale is None:
-            scale = self._scale_of[index] = median([scale for at, scale in enumerate(self._scales) if at != index])
-        return scale
+        return self._scales[min(index, self._compared)]
 
     def noise_ns(self, index: int) -> float:
         """Returns the standard deviation of what a rank is late by chance: that of two others' difference, if any."""
@@ -196,14 +191,14 @@ class Residuals:
         if self.seen < self._due:
             return False
         kept = self.kept
-        if self.seen >= self._correlation_due:
-            self._correlation_due = self.seen + 2 * NOISE_EVERY
-            self._estimate_correlation(open_since)
+        self._estimate_correlation(open_since)
         self._due = self.seen + (NOISE_EVERY if self.seen > 2 * NOISE_EVERY else 1)
         self._sorted = [sorted([value for _, value in noise]) for noise in self._noise]
         least = self.late_ns * (1 - self.kept) / 2
-        self._scales = [spread(known, least) for known in self._sorted]
-        self._scale_of.clear()
+        scales = [spread(known, least) for known in self._sorted]
+        self._scales = [
+            median([scale for at, scale in enumerate(scales) if at != index]) for index in range(len(scales) + 1)
+        ]
         return self.kept > kept + CORRELATION_NOTICED
 
     def _estimate_correlation(self, open_since: int | None) -> None:

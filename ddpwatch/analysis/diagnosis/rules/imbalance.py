@@ -12,11 +12,10 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENI
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.rules.level_shift import HighShare, Spell
+from ddpwatch.analysis.diagnosis.rules.level_shift import KEEP_SPLITS, HighShare, Spell
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
 
 NEWEST = 32  # watched steps: whom the others waited for, and how long on average
-KEEP_FIRST = 1024  # steps before these
 SHORTAGES = {*DENIED, CPU_PRESSURE.name}  # of a machine: ranks that get less of it by turns are last by turns
 STALLS = NEWEST // 8  # of these, that may be single stalls: the longest waits
 MOST_OF_ONE = 0.75  # of what they waited: more is one rank's doing
@@ -35,7 +34,7 @@ class Imbalance:
         self._newest: deque[StepSplit] = deque(maxlen=NEWEST)
         self._shares: deque[float] = deque(maxlen=NEWEST)  # of these steps, what ranks wait by turns
         self._sums: Counter[int] = Counter()  # of their waits, by the rank that was waited for
-        self._first: deque[tuple[StepSplit, bool]] = deque(maxlen=KEEP_FIRST)  # before enough are known to judge them
+        self._first: deque[tuple[StepSplit, bool]] = deque(maxlen=KEEP_SPLITS)  # before enough are known to judge them
 
     def add_step(self, facts: StepFacts) -> None:
         """Takes the next step."""

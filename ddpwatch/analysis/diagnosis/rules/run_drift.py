@@ -12,11 +12,10 @@ from typing import NamedTuple
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.streak import line_through
-from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED, OVER_SHARE
+from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED, LONGER_SHARE, OVER_SHARE
 
 BLOCK_STEPS = 32  # of the steps whose median makes one point
 FEWEST_BLOCKS, KEEP_BLOCKS = 8, 256
-GROWTH = 0.15  # at least
 FIT = 0.9  # of the variance, that a straight line explains at least: of a jump's, it explains three quarters at most
 
 
@@ -138,7 +137,7 @@ def _excess(blocks: Sequence[_StepBlock], base: float) -> float:
 
 def _rises(blocks: Sequence[_StepBlock], share: float = 1.0) -> bool:
     """Returns whether steps get slower steadily, by that share of what is enough to start with."""
-    if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * GROWTH) * _base(blocks):
+    if len(blocks) < FEWEST_BLOCKS or blocks[-1].ns < (1 + share * LONGER_SHARE) * _base(blocks):
         return False
     line = line_through([(block.last, block.ns) for block in blocks], blocks[-1].last)
     return line.slope > 0 and line.fit >= share * FIT

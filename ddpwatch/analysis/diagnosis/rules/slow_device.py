@@ -12,8 +12,8 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENI
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.rules.level_shift import KEEP_SPLITS, LevelShift, Spell, Spells
+from ddpwatch.analysis.diagnosis.thresholds import LONGER_SHARE
 
-SLOWER = 1.15  # a step takes so many times as long
 _BY_OTHERS = (*DENIED, CPU_PRESSURE.name)  # who had the cores, the CPU time or the memory
 
 
@@ -27,7 +27,7 @@ class SlowDevice(Spells):
     def __init__(self, devices: DeviceCauses) -> None:
         super().__init__(self._longer_ns)
         self._devices = devices
-        self._level = LevelShift(SLOWER)
+        self._level = LevelShift(1 + LONGER_SHARE)
 
     def _longer_ns(self, split: StepSplit) -> int:
         return max(0, int(split.own_ns - self._level.usual))
@@ -39,7 +39,7 @@ class SlowDevice(Spells):
         self.count(split)
         spell = self.lasting
         if spell is not None and spell.cause_by(self._cause, LOOK_AGAIN_NS) is None and spell.count > KEEP_SPLITS:
-            self.lasting, self._level = None, LevelShift(SLOWER)  # that is how the job goes on
+            self.lasting, self._level = None, LevelShift(1 + LONGER_SHARE)  # that is how the job goes on
 
     def _cause(self, start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what devices show that was not there before."""
