@@ -96,7 +96,7 @@ class Residuals:
         self._durations: deque[int] = deque(maxlen=64)
         self._sorted: list[list[float]] = [[] for _ in range(self._compared)]
         self._scales: list[float] = []  # of what is new in a step, without a rank's own; the last one is that of all
-        self._due = 0
+        self._due = self._correlation_due = 0
         self._struck: deque[tuple[int, int]] = deque(maxlen=32)
 
     def add_step(self, step: int, values: Sequence[int], step_ns: int, error_ns: int) -> WatchedStep:
@@ -191,7 +191,9 @@ class Residuals:
         if self.seen < self._due:
             return False
         kept = self.kept
-        self._estimate_correlation(open_since)
+        if self.seen >= self._correlation_due:
+            self._correlation_due = self.seen + 2 * NOISE_EVERY
+            self._estimate_correlation(open_since)
         self._due = self.seen + (NOISE_EVERY if self.seen > 2 * NOISE_EVERY else 1)
         self._sorted = [sorted([value for _, value in noise]) for noise in self._noise]
         least = self.late_ns * (1 - self.kept) / 2
