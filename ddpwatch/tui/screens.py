@@ -16,7 +16,8 @@ from ddpwatch.tui.explaining import Explaining
 MODAL_CSS = """
     ModalScreen { align: center middle; background: $background 60%; overflow: hidden; }
     #help { width: 84; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $foreground; }
-    #explain { width: auto; max-width: 100%; height: auto; max-height: 100%; padding: 0 1; border: round $foreground; }
+    #explain { width: auto; max-width: 100%; height: auto; max-height: 100%; padding: 0 1; border: round $foreground;
+        scrollbar-size-vertical: 1; }
     #explain Static { width: auto; }
     AskScreen { align: left bottom; background: $background 0%; }
     #ask { height: auto; max-height: 4; border: round $foreground; }
@@ -96,7 +97,7 @@ class ExplainScreen(ModalScreen[None]):
 
     def show(self) -> None:
         """Shows what is known by now."""
-        explaining, width = self._explaining, self.size.width - 4
+        explaining, width = self._explaining, self.size.width - 5  # border, padding, scrollbar
         waiting = explaining.under_way
         text, tables = ([waiting], []) if waiting else explaining.lines(width)
         self._text.update(Text("\n").join([Text("\n".join(text), "bold"), *map(Text, tables)]))

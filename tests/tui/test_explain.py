@@ -45,7 +45,7 @@ async def test_the_late_rank_is_sampled_and_explained(size, keys):
         text = shown(app)
         assert SAID in " ".join(text)
         assert "yes" in next(line for line in text if "augment" in line and "60.4 ±" in line)
-        assert max(map(len, text)) <= size[0] - 4
+        assert max(map(len, text)) <= size[0] - 5
         assert len(text) <= size[1] - 2
         await until(pilot, lambda: ordered[1:] == [None])
         await pilot.press("escape")
