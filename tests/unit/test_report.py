@@ -185,7 +185,8 @@ def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: Repor
         evidence=Evidence(call_sites={1: "t.py:7 in f"}, stacks=[stuck], no_stack={2: "it is silent"}),
     )  # fmt: skip
     text = render_report(replace(report, incidents=[hang, row(period=4, since_step=5, until_step=5)])).splitlines()
-    first = text.index("[error] hang: rank 1: hang · steps 3–9 · 1.50 process-seconds, 2.0 % of all ranks' time, as the others waited · over")
+    cost = "1.50 process-seconds, 2.0 % of all ranks' time, as the others waited"
+    first = text.index(f"[error] hang: rank 1: hang · steps 3–9 · {cost} · over")
     assert text[first + 1 : first + 7] == [
         "    cause: host a: 31 % of CPU time stolen",
         "    rank 1 holds up the others at t.py:7 in f",
