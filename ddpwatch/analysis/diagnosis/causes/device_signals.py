@@ -237,3 +237,4 @@ CPU_PRESSURE: Final = _signal(  # for all ranks, and where a rank's own waits ar
 )
 HOST_WIDE: Final = (*HOST_SIGNALS, CPU_PRESSURE)
 STARVED: Final = ("wait", CPU_PRESSURE.name)  # what is said where cores are short
+SHORTAGES: Final = (*DENIED, CPU_PRESSURE.name)  # others had the cores, the CPU time or the memory

@@ -8,15 +8,14 @@ from operator import attrgetter
 from statistics import fmean
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENIED
+from ddpwatch.analysis.diagnosis.causes.device_signals import SHORTAGES
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
-from ddpwatch.analysis.diagnosis.rules.level_shift import KEEP_SPLITS, HighShare, Spell
+from ddpwatch.analysis.diagnosis.rules.level_shift import KEEP_SPLITS, WINDOW, HighShare, Spell
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
 
-NEWEST = 32  # watched steps: whom the others waited for, and how long on average
-SHORTAGES = {*DENIED, CPU_PRESSURE.name}  # of a machine: ranks that get less of it by turns are last by turns
+NEWEST = 2 * WINDOW  # watched steps: whom the others waited for, and how long on average
 STALLS = NEWEST // 8  # of these, that may be single stalls: the longest waits
 MOST_OF_ONE = 0.75  # of what they waited: more is one rank's doing
 

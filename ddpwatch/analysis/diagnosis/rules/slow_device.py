@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.causes.device_signals import CPU_PRESSURE, DENIED
+from ddpwatch.analysis.diagnosis.causes.device_signals import SHORTAGES
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.rules.level_shift import KEEP_SPLITS, LevelShift, Spell, Spells
 from ddpwatch.analysis.diagnosis.thresholds import LONGER_SHARE
-
-_BY_OTHERS = (*DENIED, CPU_PRESSURE.name)  # who had the cores, the CPU time or the memory
 
 
 class SlowDevice(Spells):
@@ -54,7 +52,7 @@ class SlowDevice(Spells):
 
     def _incident(self, spell: Spell, cause: DeviceCause, is_open: bool) -> Incident:
         longer = spell.cost_ns / spell.count / spell.usual
-        severity: Severity = "info" if cause.evidence.cause in _BY_OTHERS else "warning"
+        severity: Severity = "info" if cause.evidence.cause in SHORTAGES else "warning"
         incident = spell.incident("slow_device", severity, _sentence(longer, is_open), "", is_open)
         incident = replace(incident, gain=1 - 1 / (1 + longer), evidence=Evidence(longer=longer))
         return because(incident, cause)

@@ -12,12 +12,11 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.level_shift import LevelShift, Spell, Spells
-from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, KEEP_ENDED, OVER_SHARE
+from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, KEEP_ENDED, OVER_SHARE, WORSE_FACTOR
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.common.statistics import median
 
 NEWEST = 5  # full steps, all of them slower
-SLOWER = 1.5  # transfers take so many times as long
 GONE = 1024  # steps without a transfer, after which a group is forgotten
 
 
@@ -31,7 +30,7 @@ class _GroupTransfers(LevelShift):
     """
 
     def __init__(self) -> None:
-        super().__init__(SLOWER, NEWEST, is_each=True)
+        super().__init__(WORSE_FACTOR, NEWEST, is_each=True)
         self.seen, self.moved, self.slower = 0, 0.0, 1.0
 
 
@@ -105,7 +104,7 @@ class SlowLink(Spells):
         slowest = max(self._slow.values(), key=lambda one: one.slower)
         before = slowest.moved / slowest.usual
         busbw = (before, before / slowest.slower) if before else None
-        minor = slowest.slower < 1 + OVER_SHARE * (SLOWER - 1) or (spell.span_ns and spell.share < COSTLY_SHARE)
+        minor = slowest.slower < 1 + OVER_SHARE * (WORSE_FACTOR - 1) or (spell.span_ns and spell.share < COSTLY_SHARE)
         message = link_sentence(slowest.slower, self._among, busbw, is_open)
         incident = spell.incident("slow_link", "info" if minor else "warning", message, "exposed_comm", is_open)
         evidence = Evidence(slower=slowest.slower, busbw_gbps=busbw and list(busbw))
