@@ -82,7 +82,8 @@ class StepShare(NamedTuple):
         """Its duration on a scale of `PER_DOUBLE`; the starting steps have one of their own."""
         if self.step < STARTING_STEPS:
             return _STARTING
-        return round(PER_DOUBLE * math.log2(max(self.total - self.own, self.ranks) / self.ranks))
+        total = self.total - self.own - sum(self.beyond)
+        return round(PER_DOUBLE * math.log2(max(total, self.ranks) / self.ranks))
 
 
 class Estimate(NamedTuple):

@@ -15,12 +15,13 @@ from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.sampling.levels import BARE, FULL, LIGHT
 from ddpwatch.sampling.schedule import FIRST_FULL_STEPS, SamplingSchedule
-from ddpwatch.wire.messages import Span, Step, StepStatus
+from ddpwatch.wire.messages import Mark, Span, Step, StepStatus
 from tests.support.frames import hello
 
 WORLD, MS = 2, 1_000_000
 STAMPS_MS = {FULL: 0.9, LIGHT: 0.1, BARE: 0.0}
 COPIES_MS = 0.4
+FORWARD, BACKWARD, OPTIMIZER = 0.3, 0.6, 0.1  # of compute
 PERIODS = {  # of watched and full steps: in the first part of a run, somebody looks
     10: ((1, 4), (2, 32), 0.85),
     50: ((2, 8), (2, 32), 0.3),
@@ -29,11 +30,22 @@ PERIODS = {  # of watched and full steps: in the first part of a run, somebody l
 
 
 class Drawn(NamedTuple):
-    """One step of a job (ms)."""
+    """One step of a job (ms), before which rank 0 alone may save, while rank 1 waits for it in the step."""
 
     compute: float
     exposed: float
     hidden: float
+    save: float = 0.0
+
+    @property
+    def exposed_of_all(self) -> float:
+        """Over both ranks."""
+        return self.exposed + self.save / 2
+
+    @property
+    def hidden_of_all(self) -> float:
+        """The same; behind a save, rank 1's first bucket is in flight for all of its backward."""
+        return (self.hidden + BACKWARD * self.compute) / 2 if self.save else self.hidden
 
 
 class Result(NamedTuple):
@@ -60,7 +72,12 @@ def two_lengths(dice: random.Random, number: int, steps: int) -> Drawn:
     return Drawn(dice.gauss(18, 0.5), max(0.1, dice.gauss(1.6, 0.4)), dice.gauss(6, 1))
 
 
-JOBS = {"steady, 40 ms": steady, "20 and 140 ms": two_lengths}
+def lone_saves(dice: random.Random, number: int, steps: int) -> Drawn:
+    """The steady job; rank 0 saves every 40 steps."""
+    return steady(dice, number, steps)._replace(save=400.0 if number and number % 40 == 0 else 0.0)
+
+
+JOBS = {"steady, 40 ms": steady, "20 and 140 ms": two_lengths, "lone saves": lone_saves}
 
 
 def levels(percent: int, steps: int) -> Iterator[StepStatus]:
@@ -78,11 +95,13 @@ def levels(percent: int, steps: int) -> Iterator[StepStatus]:
 def step_of(rank: int, number: int, at: int, level: StepStatus, drawn: Drawn) -> Step:
     """Returns a rank's frame: forward, backward with one hidden and one exposed bucket, copies, optimizer."""
     compute = drawn.compute + STAMPS_MS[level]
-    forward, backward = int(0.3 * compute * MS), int(0.9 * compute * MS)
-    done = backward + int(drawn.exposed * MS)
+    forward, backward = int(FORWARD * compute * MS), int((FORWARD + BACKWARD) * compute * MS)
+    save = int(drawn.save * MS)
+    waits = save if rank else 0
+    done = backward + int(drawn.exposed * MS) + waits
     synced = done + int(COPIES_MS * MS)
-    end = synced + int(0.1 * compute * MS)
-    step = Step(rank=rank, step=number, status=level, start_ns=at, duration_ns=end)
+    end = synced + int(OPTIMIZER * compute * MS)
+    step = Step(rank=rank, step=number, status=level, start_ns=at + save - waits, duration_ns=end)
     if level == BARE:
         return step
     step.spans = [
@@ -93,7 +112,7 @@ def step_of(rank: int, number: int, at: int, level: StepStatus, drawn: Drawn) ->
     step.own_ns = int(STAMPS_MS[level] * MS / 6)
     step.comm_module, step.comm_label, step.comm_bytes = [0, 0], [0, 1], [1 << 20, 1 << 20]
     step.comm_ready, step.comm_launch = [*launch], launch
-    done_ns = [forward + int((drawn.hidden - 1) * MS), done]
+    done_ns = [forward + int((drawn.hidden - 1) * MS) + waits, done]
     step.comm_done = [*done_ns] if level == FULL else [None, None]
     return step
 
@@ -108,7 +127,9 @@ def report_of_job(draw: str, percent: int, steps: int, seed: int) -> tuple[Repor
     for number, level in enumerate(levels(percent, steps)):
         truth.append(JOBS[draw](dice, number, steps))
         frames = [step_of(rank, number, at, level, truth[-1]) for rank in range(WORLD)]
-        durations.append(frames[0].duration_ns)
+        durations.append(frames[-1].duration_ns)
+        if truth[-1].save:
+            builder.apply_message(Mark(rank=0, kind="save", name="", start_ns=at, end_ns=frames[0].start_ns))
         at += durations[-1]
         for frame in frames:
             builder.apply_message(frame)
@@ -119,8 +140,8 @@ def judged(draw: str, percent: int, steps: int, seed: int) -> Result:
     """Compares one report with the truth."""
     report, truth, durations = report_of_job(draw, percent, steps, seed)
     found = report.overlap
-    exposed = fmean(one.exposed for one in truth)
-    comm = exposed + fmean(one.hidden for one in truth)
+    exposed = fmean(one.exposed_of_all for one in truth)
+    comm = exposed + fmean(one.hidden_of_all for one in truth)
     assert report.steps.step_ms
     assert found.exposed_ms is not None
     assert found.exposed_reach_ms is not None
