@@ -50,8 +50,8 @@ class StepShare(NamedTuple):
         own: What the probe measured of itself; full steps are longer by that at least.
         waiting: For other ranks, as far as that is known; of a bare step, as much as in one that is like it.
         transfer: What is exposed besides, of a watched step; ``unsplit`` what may be either.
-        beyond: Of a bare step, by how much it is longer than those that are like it: waits for a rank that
-            paused, and the rest.
+        beyond: What makes it longer than those that are like it, as far as that is known of each such step: waits for
+            a rank that paused, and of a bare step the rest.
         phases: None if it is not watched. What was not seen of "data" is in "between" (``data_unseen``).
         waited: How long ranks had nothing to do but wait for collectives, copies of their results included.
         exposed, hidden: The communication's two parts; None if not all of it was timed.
@@ -168,10 +168,11 @@ class _Stratum:
             return
         self.watched += 1
         self.watched_total += total
-        self.waited += share.waited
+        self.waited += share.waited - share.beyond[0]
         for phase, ns in share.phases.items():
             self.phases[phase] += ns
-        waited = share.waited / unit
+        self.phases["exposed_comm"] -= share.beyond[0]
+        waited = (share.waited - share.beyond[0]) / unit
         spread["w"] += waited
         spread["ww"] += waited * waited
         if share.exposed is None or share.hidden is None:

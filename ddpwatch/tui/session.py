@@ -69,6 +69,8 @@ class ViewerSession:
 
     def _forget_frames(self) -> None:
         self.state = RunState()
+        if self.replay:
+            self.state.diagnosis.places.read_from("")
         self.log = RunLog()
         self.over = False
         self._seeking = False

@@ -330,7 +330,7 @@ def print_lines(
     """
     run, printed_ns = RunLines(), from_ns
     state = run.state
-    state.diagnosis.places.source = source
+    state.diagnosis.places.read_from(source)
 
     def print_line() -> None:
         if speed is not None:

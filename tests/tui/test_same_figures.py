@@ -39,13 +39,13 @@ from tests.tui.test_replay import eventful
 WORLD, STEPS = 3, 46
 STARTING = 12  # steps that the means leave out
 NUMBER = r"([\d.,–]+)"
-SHARES = {f"{phase} share" for phase in PHASES}
+ADD_UP = {"waiting", "transfer", *PHASES, *(f"{phase} share" for phase in PHASES)}
 
 
 def uneven_step(rank, number, dice):
     """A step in which nothing takes the same time twice, so that means, medians and ratios all differ."""
     data, between, forward, backward, exposed, gap, optimizer = (
-        int(dice.expovariate(1 / scale) * MS) + MS for scale in (4, 2, 20, 40, 15 + 10 * rank, 1, 3)
+        int(dice.expovariate(1 / scale) * MS) + MS for scale in (4, 2, 20, 40, 30 + 10 * rank, 1, 3)
     )
     start = data + between + forward
     end = start + backward
@@ -64,16 +64,26 @@ def uneven_step(rank, number, dice):
     )  # fmt: skip
 
 
+def together(ranks, start_ns):
+    """All start and end at the same time: what a rank alone does between steps would be in its mean."""
+    longest = max(step.duration_ns for step in ranks)
+    for step in ranks:
+        later = longest - step.duration_ns
+        step.start_ns, step.duration_ns = start_ns, longest
+        step.spans = [
+            Span(s.phase, s.start + later, s.end + later) if s.phase == "optimizer" else s for s in step.spans
+        ]
+    return ranks
+
+
 def uneven_run():
     dice = random.Random(7)
     for rank in range(WORLD):
         yield hello(rank, WORLD)
         yield layout(rank)
     for number in range(STEPS):
-        for rank in range(WORLD):
-            one = bare(rank, number) if number % 8 == 7 else uneven_step(rank, number, dice)
-            one.start_ns = START_NS + 400 * number * MS  # what lies between steps differs as well
-            yield one
+        ranks = [bare(r, number) if number % 8 == 7 else uneven_step(r, number, dice) for r in range(WORLD)]
+        yield from together(ranks, START_NS + 400 * number * MS)
     yield device(1)
 
 
@@ -91,35 +101,21 @@ def rows(recording):
 def truth(rows, recording):
     """Every figure by its name, by the definitions of docs/metrics.md and from the table of steps alone."""
     ordinary = [row for row in rows if row.status in ("ok", "shadow", "unwatched")]
-    alone = alone_before(rows)
     counted = [row for row in ordinary if row.status != "unwatched"]
-    found = {**estimated(ordinary, alone), "steps": len({row.step for row in ordinary})}
+    found = {**estimated(ordinary), "steps": len({row.step for row in ordinary})}
     settled = [row for row in counted if row.step >= STARTING]
     every = known(settled)
     for rank in range(WORLD):
-        found |= {
-            f"{rank} {name}": value for name, value in of_rank(rank, ordinary, settled, every, found, alone).items()
-        }
+        found |= {f"{rank} {name}": value for name, value in of_rank(rank, ordinary, settled, every, found).items()}
         own = [row for row in counted if row.rank == rank]
         found |= {f"{rank} late": median(r.late_ms for r in own), f"{rank} wait": median(r.wait_ms for r in own)}
-    steps = sorted(step_ms([r for r in ordinary if r.step == number], alone) for number in {r.step for r in ordinary})
+    steps = sorted(fmean(r.step_ms for r in ordinary if r.step == number) for number in {r.step for r in ordinary})
     found |= {"step p50": median(steps), "step p90": steps[int(0.9 * len(steps))]}
     full = [row for row in settled if row.status == "ok"]
     assert found["overlap"] != pytest.approx(fmean(row.overlap for row in full), rel=0.02)
     assert found["exposed"] != pytest.approx(fmean(row.exposed_ms for row in full), rel=0.02)
     assert found["step"] != pytest.approx(fmean(row.step_ms for row in counted), rel=0.001)
     return {**found, **exposed_truth(report_of(recording).as_json(), found)}
-
-
-def alone_before(rows):
-    """By step and rank: the pause before it (ms), beyond that of all ranks; others wait for it in their steps."""
-    ends = {(row.step + 1, row.rank): row.start_ns + row.step_ms * MS for row in rows}
-    gaps = {(r.step, r.rank): (r.start_ns - ends[r.step, r.rank]) / MS for r in rows if (r.step, r.rank) in ends}
-    return defaultdict(float, {at: ms - min(gaps[at[0], rank] for rank in range(WORLD)) for at, ms in gaps.items()})
-
-
-def step_ms(rows, alone):
-    return fmean(row.step_ms + alone[row.step, row.rank] for row in rows)
 
 
 def known(rows):
@@ -129,7 +125,7 @@ def known(rows):
     return {**found, "hidden": fmean(row.comm_ms - row.exposed_ms for row in full)}
 
 
-def estimated(ordinary, alone):
+def estimated(ordinary):
     """What holds for all steps: the first ones, and the others, each by what is known of some of them."""
     sums = defaultdict(float)
     for stratum in ([r for r in ordinary if r.step < STARTING], [r for r in ordinary if r.step >= STARTING]):
@@ -138,17 +134,10 @@ def estimated(ordinary, alone):
         for name, value in means.items():
             value = step if name == "step" else value if name in ("exposed_comm", "hidden") else value * scale
             sums[name] += value * len(stratum) / len(ordinary)
-    return with_shares(with_pauses(sums, ordinary, alone))
+    return with_shares(sums)
 
 
-def with_pauses(means, rows, alone):
-    """What a rank alone pauses before a step is in the phase between and in the step."""
-    pauses = fmean(alone[row.step, row.rank] for row in rows)
-    assert pauses > 5
-    return {**means, "step": means["step"] + pauses, "between": means["between"] + pauses}
-
-
-def of_rank(rank, ordinary, settled, every, run, alone):
+def of_rank(rank, ordinary, settled, every, run):
     """Communication is as much more or less than the run's as known steps show; other phases share the rest."""
     own, step = (
         known([row for row in settled if row.rank == rank]),
@@ -157,8 +146,7 @@ def of_rank(rank, ordinary, settled, every, run, alone):
     exposed, hidden = (own[name] * run[name] / every[name] for name in ("exposed_comm", "hidden"))
     scale = (step - exposed) / (own["step"] - own["exposed_comm"])
     phases = {name: own[name] * scale for name in PHASES}
-    means = {**phases, "step": step, "exposed_comm": exposed, "hidden": hidden}
-    return with_shares(with_pauses(means, [row for row in ordinary if row.rank == rank], alone))
+    return with_shares({**phases, "step": step, "exposed_comm": exposed, "hidden": hidden})
 
 
 def with_shares(found):
@@ -181,11 +169,11 @@ def exposed_truth(report, found):
 
 
 def agree(place, shown, truth, least, off=0.5):
-    """Checks what a place shows, as (name, text), to the last digit; shares, which add up, may be 1.0 off."""
+    """Checks what a place shows, as (name, text), to the last digit; those that add up may be 1.0 off."""
     wrong = []
     for name, text in shown:
         digits = len(text.partition(".")[2])
-        most = 1.0 if name in SHARES else off
+        most = 1.0 if name in ADD_UP else off
         if abs(float(text.replace(",", "")) - truth[name]) > most * 10**-digits + 1e-9:
             wrong.append(f"{place}: {name} is {text}, not {truth[name]:.3f}")
     assert not wrong
@@ -478,7 +466,7 @@ def test_labels_of_the_html(recording, truth, tmp_path):
 
 def test_single_steps(recording, rows, tmp_path):
     """A view of one step shows that step's own figures."""
-    own, alone = {(row.step, row.rank): row for row in rows}, alone_before(rows)
+    own = {(row.step, row.rank): row for row in rows}
     write_html(recording, tmp_path / "report.html", Selection())
     data = json.loads(re.search(r"const DATA = (\{.*\});\n", (tmp_path / "report.html").read_text())[1])
     for step in data["steps"]:
@@ -490,7 +478,7 @@ def test_single_steps(recording, rows, tmp_path):
     for row in rows:
         by_step[row.step].append(row)
     for point in data["points"]:
-        assert point["step_ms"] == pytest.approx(step_ms(by_step[point["step"]], alone))
+        assert point["step_ms"] == pytest.approx(fmean(row.step_ms for row in by_step[point["step"]]))
         if point["exposed_ms"] is not None:
             exposed, comm = (fmean(getattr(r, f"{n}_ms") for r in by_step[point["step"]]) for n in ("exposed", "comm"))
             assert point["exposed_ms"] == pytest.approx(exposed)

@@ -93,7 +93,10 @@ class TestEveryView:
     async def drawn(self, pilot, key):
         await pilot.press(key)
         await until(pilot, lambda: not pilot.app.view.pending)
-        return whose(body(pilot.app))
+        text = re.sub(
+            r"next: (key x|if it comes again, ddpwatch explain) (.*?) *$", r"next: \2", body(pilot.app), flags=re.M
+        )
+        return whose(text)  # a recording's ranks cannot be asked
 
     async def test_hostile_names_reach_no_cell(self):
         evil = "\x1b[2J\x07\r\n\u202ex\u200b\x9b模e\u0301" * 20

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
 from ddpwatch.analysis.goodput import RunSpan
+from ddpwatch.analysis.window import summarise
 from ddpwatch.wire.messages import Mark, Step
 from tests.support.frames import (
     EPOCH_NS,
@@ -156,6 +157,9 @@ def test_the_mean_step_has_the_time_in_which_one_rank_alone_is_between_steps(wat
             one.duration_ns = 100 * MS + in_step
             messages.append(one)
         at += 100 * MS + saves
-    found = state_of(messages).diagnosis._ledger.estimator.estimate()
+    state = state_of(messages)
+    newest = summarise(state.window()).ranks
+    assert newest[0].step_ns == pytest.approx(newest[1].step_ns)
+    found = state.diagnosis._ledger.estimator.estimate()
     assert found.step_ns == pytest.approx(100 * MS if together else (at - START_NS) / 100)
     assert sum(found.phases_ns.values()) == pytest.approx(found.step_ns)

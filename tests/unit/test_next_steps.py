@@ -37,7 +37,8 @@ STUCK = StackGroup([1], "f", "", ["f"])
 
 
 def places(source: str = "", **about: Any) -> JobPlaces:
-    found = JobPlaces(source)
+    found = JobPlaces()
+    found.source = source
     for rank in range(2):
         found.add_hello(hello(rank, pid=4711 + rank, host="node-a", **about))
     return found
@@ -80,6 +81,9 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
     assert next_step(replace(late, since_step=40), where) == "look at what f() (train.py:3) does"
     assert next_step(replace(late, since_step=41), where) == names  # what it did before says nothing of that
     where.explained = {}
+    recorded = places()
+    recorded.read_from("")
+    assert "`" not in next_step(late, recorded)  # its ranks cannot be asked
     over = Incident("straggler", "warning", "", (1,), "backward")
     assert next_step(over, where).endswith(f"if it comes again, {names}")
     where.add_bye(bye(1))

@@ -111,7 +111,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         parts_ms: Of several phases that are longer, by how much each is.
         throughout: True if the backward is longer everywhere, and not from some parameter on.
         watched_steps: In how many steps that would have shown.
-        step_ms: What a step takes.
+        step_ms: What a typical step took when it was found.
         group: The ranks that it is compared with.
         why: Why ranks are blamed for a hang (`ddpwatch.analysis.diagnosis.hangs.blame.Why`), or ``mismatch``.
         issued: How many collectives ranks have issued.

@@ -66,6 +66,7 @@ class WholeRecording:
 
     def _read(self) -> None:
         run = Run()
+        run.diagnosis.places.read_from("")
         first_ns, last_ns = self._span_ns()
         rest_at = time.monotonic() + WORK_S
         for message, envelope in self._frames():

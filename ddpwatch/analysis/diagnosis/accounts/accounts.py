@@ -421,7 +421,9 @@ class Ledger:
                 else:
                     _add_ns(waits, waited[last].awaited if held_up else last, ns)
         share = share_of(across, sum(waits.values()), transferred, unknown)
-        share = across.share = share._replace(alone=self._alone(across.ranks.values()))
+        alone = self._alone(across.ranks.values())
+        for_pause = sum([min(waits.get(rank, 0), (len(across) - 1) * ns) for rank, ns in alone.items()])
+        share = across.share = share._replace(alone=alone, beyond=(min(for_pause, share.waited), 0))
         self.estimator.add_share(share)
         spent = dict(share.phases or {})
         if pauses:
@@ -436,7 +438,8 @@ class Ledger:
         found.accounts = {_KEYS[phase]: ns for phase, ns in spent.items() if ns}
         found.accounts[TRANSFER], found.accounts[EXPOSED] = transferred, unknown
         self.watched_ns += found.total
-        self._refer(found, len(across))
+        if not for_pause:
+            self._refer(found, len(across))
 
     def _without_copies(self, transferred: int, unknown: int, ranks: int) -> tuple[int, int, int]:
         """Returns transfers without what full steps show that ranks wait beyond them, such as copies of results."""
@@ -463,12 +466,13 @@ class Ledger:
         elif "aborted" in statuses:
             found.accounts[_ABORTED] = found.total
         else:
-            mean = found.total / len(steps)
+            for_pause = (len(steps) - 1) * sum(share.alone.values())
+            mean = max(0, found.total - for_pause) / len(steps)
             mean_like, like = self._most_like(mean)
             found.like = like.step
-            beyond = _scale(like, found)
+            beyond = _scale(like, found, 1.0 if share.alone else LIKE)
             alike = sum(found.waits.values())
-            _split_rest(found, steps, mean_like, beyond)
+            _split_rest(found, steps, mean_like, beyond, share.alone)
             waiting = sum(found.waits.values())
             extra = waiting - alike
             share = across.share = share._replace(waiting=waiting, beyond=(extra, beyond - extra))
@@ -533,10 +537,10 @@ def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[s
     return phases, exposed
 
 
-def _scale(like: StepSplit, found: StepSplit) -> int:
-    """Splits a step as another one was; returns what goes far beyond that one's length."""
+def _scale(like: StepSplit, found: StepSplit, most: float) -> int:
+    """Splits a step as another one was; returns what goes beyond so many times that one's length."""
     size = like.total
-    part = min(found.total, int(LIKE * size))
+    part = min(found.total, int(most * size))
     scaled = {key: ns * part // size for key, ns in like.accounts.items()} if size else {}
     waits = {rank: ns * part // size for rank, ns in like.waits.items()} if size else {}
     found.accounts.update(scaled)
@@ -548,17 +552,18 @@ def _scale(like: StepSplit, found: StepSplit) -> int:
     return found.total - part
 
 
-def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int) -> None:
-    """Splits what a bare step took longer than others; one rank's marks may explain it."""
-    paused = {rank: sum(phases.values()) for rank, phases in found.pauses.items()}
+def _split_rest(found: StepSplit, steps: Sequence[Step], usual: float, rest: int, alone: Mapping[int, int]) -> None:
+    """Splits what a bare step took longer than others; marks or a pause before it may explain that."""
+    paused = {**alone, **{rank: sum(phases.values()) for rank, phases in found.pauses.items()}}
     rank = max(paused, key=paused.__getitem__, default=None)
     if rank is None or 2 * paused[rank] * len(steps) < rest or not rest:
         _add_ns(found.accounts, BARE, rest)
         return
     duration = next((step.duration_ns for step in steps if step.rank == rank), 0)
     own = min(rest, max(0, int(duration - usual)))  # nothing if it paused before the step
-    _add_ns(found.accounts, _KEYS[max(found.pauses[rank], key=found.pauses[rank].__getitem__)], own)
-    _add_ns(found.waits, rank, rest - own)
+    if marked := found.pauses.get(rank):
+        _add_ns(found.accounts, _KEYS[max(marked, key=marked.__getitem__)], own)
+    _add_ns(found.waits, rank, rest - own if marked else rest)
 
 
 def _add_ns(sums: dict[_Key, int], key: _Key, ns: int) -> None:

@@ -154,7 +154,7 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "parts_ms": lambda parts: [f"{phase_named(phase)} takes {ms_named(ms)} longer" for phase, ms in parts.items()],
     "throughout": lambda throughout: ["all of its gradients come more slowly"] if throughout else [],
     "watched_steps": lambda steps: [f"judged by {steps} steps that were timed"],
-    "step_ms": _ms("a step that it strikes takes {}"),
+    "step_ms": _ms("a typical step took {} when it was found"),
     "group": _ranks("compared among {}"),
     "why": lambda why: [_WHY.get(why, "")],
     "issued": _issued,

@@ -21,7 +21,7 @@ ON_SCREEN = "press 8 (what-if)"
 _EXPLAIN = re.compile(r"`ddpwatch explain[^`]*`")
 EXPLAIN_ON_SCREEN = "key x"
 IN_LOG = "press 7 (log): "
-_LOGGED = ("read the stacks", "see its incidents")
+_LOGGED = ("read the stacks", "each of its incidents")
 _PREDICTS = "predicts what would help: other bucket sizes, comm hooks, links"
 _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
@@ -79,11 +79,16 @@ class JobPlaces:
 
     def __init__(self, source: str = "") -> None:
         self.source = source
+        self._is_live = not source
         self.layout_kind = "bucket"
         self.explained: Mapping[int, tuple[int, str]] = {}
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
         self._loader: Mark | None = None
+
+    def read_from(self, source: str) -> None:
+        """Takes the recording that all comes from; empty if commands cannot read it. Its ranks cannot be asked."""
+        self.source, self._is_live = source, False
 
     def add_hello(self, hello: Hello) -> None:
         """Takes a rank's introduction; a newer one counts."""
@@ -139,12 +144,12 @@ class JobPlaces:
 
     def are_there(self, ranks: Sequence[int]) -> bool:
         """Returns whether ranks can be asked, as far as is known; all, if none are given."""
-        return all(rank in self._hellos and rank not in self._ended for rank in ranks or self._hellos)
+        return self._is_live and all(rank in self._hellos and rank not in self._ended for rank in ranks or self._hellos)
 
     def stack_of(self, rank: int, lasts: bool = True) -> str:
         """Returns how to see what a rank does: now, or once what does not last comes again."""
         hello = self._hellos.get(rank)
-        if hello is None or rank in self._ended:
+        if hello is None or not self.are_there([rank]):
             return f"if it comes again, py-spy dump --pid shows what rank {rank} does meanwhile ({_PY_SPY})"
         shows = f"on {hello.host}, `py-spy dump --pid {hello.pid}` shows what rank {rank} does ({_PY_SPY})"
         return shows if lasts else f"if it comes again, {shows}"
@@ -307,8 +312,8 @@ def next_step(incident: Incident, places: JobPlaces) -> str:
 _BY_ACCOUNT: Final[Mapping[AccountName, str]] = {
     "jitter": f"give each rank cores of its own; or, if they have these, {_LENGTHS}",
     "input": "give the DataLoader more workers (num_workers), with persistent_workers=True",
-    "pause": "see its incidents: each says what to do",
-    "waiting": "see its incidents: each says what to do",
+    "pause": "each of its incidents says what to do",
+    "waiting": "each of its incidents says what to do",
 }
 
 
