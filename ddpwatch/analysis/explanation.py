@@ -1,6 +1,7 @@
-"""Why a rank is late: what it does in a step that an alike rank does not, by samples of both ranks' stacks.
+"""Why a rank is late: what it does in a step that an alike rank does not, by stacks or profiles of both.
 
-Each function of the user's code gets the time of its samples in each step, by phase and by module. Two ranks are
+Each function of the user's code gets the time of its samples in each step, by phase and by module; in a profile, each
+operator has its own. Two ranks are
 compared step by step. A difference counts if it is beyond chance (Student's t on the means of stretches of steps, as
 neighbours are alike; the confidence holds for all lines together), and worth a word.
 """
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from msgspec import structs
 
 from ddpwatch.analysis.diagnosis.incident import Incident, StackGroup
 from ddpwatch.analysis.diagnosis.incident_json import Figures
@@ -21,8 +24,8 @@ from ddpwatch.analysis.diagnosis.words.wording import places_of
 from ddpwatch.common.statistics import student
 from ddpwatch.common.text import number, percent
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.sampling.stack_order import MOST_STEPS
-from ddpwatch.wire.messages import StackSamples
+from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS
+from ddpwatch.wire.messages import GPU, OUTSIDE, StackSamples
 
 CONFIDENCE = 0.99  # that no line differs by chance alone
 WORTH = 0.02  # of the peer's step
@@ -41,14 +44,16 @@ _SLOW_MACHINE = "its code is not why: look at clocks, power limits and other pro
 _WHERE = {
     "forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer",
     "sync": "while it waits for its buckets", "input": "before the forward", "between": "after the forward or backward",
+    GPU: "on the GPU",
 }  # fmt: skip
 
 
 class LineDifference(Figures, frozen=True):
-    """A function of the user's code, in one phase and module; ``line`` is where it differs most.
+    """A function of the user's code, in one phase and module, or an operator; ``line`` is where it differs most.
 
     Times are ms a step, of the explained rank and its peer. ``reach_ms`` is half the width of the difference's
     interval, ``certain`` whether it is beyond chance, and worth a word. ``inner`` is what it mostly calls there.
+    ``calls`` are those of an operator in a step.
     """
 
     phase: str
@@ -62,25 +67,29 @@ class LineDifference(Figures, frozen=True):
     difference_ms: float | None
     reach_ms: float | None
     certain: bool
+    calls: float | None = None
+    peer_calls: float | None = None
 
     @property
     def place(self) -> str:
-        """The function, with its file and line."""
+        """The function, with its file and line, or the operator."""
+        if self.calls is not None:
+            return self.function or "other operators"
         return f"{self.function}() ({self.file}:{self.line})" if self.function else "other lines"
 
 
 class SampledRank(Figures, frozen=True):
     """A rank's samples, and what the operating system says of its training thread for the same time.
 
-    ``step_ms`` is a sampled step's mean. ``cost`` is the sampling's CPU time, ``on_core`` how long the thread ran,
-    and ``starved`` how long it waited for a core: shares of the time.
+    ``step_ms`` is a sampled step's mean. ``cost`` is the sampling's CPU time, or by how much a profile made the steps
+    longer, ``on_core`` how long the thread ran, and ``starved`` how long it waited for a core: shares of the time.
     """
 
     rank: int
     samples: int
     seconds: float
     step_ms: float | None
-    longest_ms: float
+    longest_ms: float | None
     cost: float | None
     on_core: float | None
     starved: float | None
@@ -91,7 +100,8 @@ class SampledRank(Figures, frozen=True):
 class Explanation(Figures, frozen=True):
     """Why a rank is late; ``lines`` by what it spends more in them, without a peer by what it spends.
 
-    In a hang, nothing is sampled: ``stacks`` are where ranks stand still. ``next_step`` is what to do after that.
+    In a hang, nothing is sampled: ``stacks`` are where ranks stand still. ``next_step`` is what to do after that. With
+    ``how`` "profiler", lines are operators.
     """
 
     rank: int
@@ -102,6 +112,7 @@ class Explanation(Figures, frozen=True):
     lines: Sequence[LineDifference]
     stacks: Sequence[StackGroup] = ()
     next_step: str = ""
+    how: Literal["stacks", "profiler"] = "stacks"
 
 
 class _Key(NamedTuple):
@@ -113,11 +124,12 @@ class _Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Function:
-    """The ns of a rank's samples in a function, by step, by line, and by what it calls."""
+    """The ns of a rank's samples in a function, by step, by line, and by what it calls; an operator's calls in all."""
 
     by_slot: Counter[int] = field(default_factory=Counter)
     by_line: Counter[int] = field(default_factory=Counter)
     by_inner: Counter[str] = field(default_factory=Counter)
+    calls: int = 0
 
 
 class Explanations:
@@ -170,16 +182,23 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     keys = {*here, *there}
     compared = peer_step_ms if len(slots) >= FEWEST_STEPS else None
     lines = [_line(key, here.get(key), there.get(key), slots, compared, len(keys)) for key in keys]
+    if own.profiler:
+        lines = [_with_calls(line, own, here, peer, there) for line in lines]
     lines.sort(key=_more_ms, reverse=True)
     ranks = [_rank(own, step_ms), *([] if peer is None else [_rank(peer, peer_step_ms)])]
     parts, peer_parts = _by_phase(here), _by_phase(there)
     phases = [_line(key, part, peer_parts.get(key), slots, compared, len(parts)) for key, part in parts.items()]
-    text, following = _answer(own, lines, phases, ranks, len(slots))
+    obstacle = next((each for each in (own, peer) if each is not None and each.obstacle), None)
+    if obstacle is None:
+        text, following = _answer(own, lines, phases, ranks, len(slots))
+    else:
+        text = f"rank {obstacle.rank} was not profiled: {obstacle.obstacle}"
+        following = f"sample stacks: `ddpwatch explain --rank {own.rank}`"
     shown = sorted(lines, key=lambda line: abs(_more_ms(line)), reverse=True)[:SHOWN_LINES]
     shown.sort(key=_more_ms, reverse=True)
-    return Explanation(
-        own.rank, None if peer is None else peer.rank, len(slots), text, ranks, shown, next_step=following
-    )
+    compared_with = None if peer is None else peer.rank
+    how: Literal["stacks", "profiler"] = "profiler" if own.profiler else "stacks"
+    return Explanation(own.rank, compared_with, len(slots), text, ranks, shown, next_step=following, how=how)
 
 
 def explain_hang(hang: Incident) -> Explanation:
@@ -196,11 +215,15 @@ def _more_ms(line: LineDifference) -> float:
 
 def _is_sound(samples: StackSamples) -> bool:
     columns = ((samples.sample_slot, samples.slots), (samples.sample_line, samples.lines))
+    if samples.profiler and len(samples.calls) != len(samples.lines):
+        return False
     return all(min(column, default=0) >= 0 and max(column, default=-1) < len(table) for column, table in columns)
 
 
 def _whole(samples: StackSamples) -> list[int]:
     """Returns the steps that were sampled whole: without bare ones, whose phases are unknown, if there are others."""
+    if samples.profiler:
+        return list(dict.fromkeys(samples.slots))
     whole = list(dict.fromkeys(samples.slots))[1:-1]
     columns = zip(samples.sample_slot, samples.sample_line, strict=True)
     bare = {samples.slots[slot] for slot, line in columns if not samples.lines[line].phase}
@@ -217,6 +240,8 @@ def _functions(samples: StackSamples, slots: Sequence[int]) -> dict[_Key, _Funct
             function.by_slot[slot] += ns
             function.by_line[line.line] += ns
             function.by_inner[line.inner] += ns
+    for line, calls in zip(samples.lines, samples.calls, strict=False):
+        found[_Key(line.phase, line.module, line.file, line.function)].calls += calls
     return dict(found)
 
 
@@ -228,8 +253,24 @@ def _by_phase(functions: Mapping[_Key, _Function]) -> dict[_Key, _Function]:
     return dict(found)
 
 
+def _with_calls(
+    line: LineDifference,
+    own: StackSamples,
+    here: Mapping[_Key, _Function],
+    peer: StackSamples | None,
+    there: Mapping[_Key, _Function],
+) -> LineDifference:
+    """Adds how often an operator is called in a step."""
+    key = _Key(line.phase, line.module, line.file, line.function)
+
+    def of(samples: StackSamples, functions: Mapping[_Key, _Function]) -> float:
+        return functions[key].calls / max(1, len(samples.slots)) if key in functions else 0.0
+
+    return structs.replace(line, calls=of(own, here), peer_calls=None if peer is None else of(peer, there))
+
+
 def _step_ms(functions: Mapping[_Key, _Function], slots: Sequence[int]) -> float | None:
-    total = sum(function.by_slot.total() for function in functions.values())
+    total = sum(function.by_slot.total() for key, function in functions.items() if key.phase != GPU)  # beside the host
     return total / len(slots) / NS_PER_MS if slots else None
 
 
@@ -283,7 +324,7 @@ def _rank(samples: StackSamples, step_ms: float | None) -> SampledRank:
         samples=samples.count,
         seconds=span_ns / 1e9,
         step_ms=step_ms,
-        longest_ms=samples.longest_ns / NS_PER_MS,
+        longest_ms=None if samples.profiler else samples.longest_ns / NS_PER_MS,
         cost=share["cost"],
         on_core=share["run"],
         starved=share["wait"],
@@ -312,6 +353,8 @@ def _answer(
 ) -> tuple[str, str]:
     """Returns the one sentence that matters, a second one if a core was missing; and what to do next."""
     again = f"sample more steps: `ddpwatch explain --rank {own.rank} --steps {_more_steps(own)}`"
+    if own.profiler:
+        again = f"profile more steps: `ddpwatch explain --rank {own.rank} --how profiler --steps {MOST_PROFILED}`"
     if not steps:
         beside = "" if own.peer is None else " that its peer has, too"
         return f"rank {own.rank} was not sampled in a whole step{beside}", again
@@ -323,13 +366,17 @@ def _answer(
         few = f"too few steps to compare rank {own.rank} with rank {own.peer}"
         return f"{few}: {steps}, of {FEWEST_STEPS} at least", again
     longer = [line for line in lines if _is_longer(line)]
-    denied, grown, following = _denied(*ranks), _grown(lines, phases), again
+    denied, grown, following = _denied(*ranks), _grown(lines, phases, own.profiler), again
     if grown:
-        said = f"rank {own.rank} does the same as rank {own.peer}, {grown}"
+        does = "runs the same operators" if own.profiler else "does the same"
+        said = f"rank {own.rank} {does} as rank {own.peer}, {grown}"
         following = _BATCHES if grown.endswith(_LARGER) else _SLOW_MACHINE
     elif longer:
         said, place = f"rank {own.rank} spends {_more(longer[0])}", longer[0].place
         following = f"look at what {place} does on rank {own.rank}, and not on rank {own.peer}"
+    elif (other := next(filter(_calls_more, lines), None)) is not None:
+        said = f"rank {own.rank} runs other operators than rank {own.peer}, at no cost beyond noise: {_calls(other)}"
+        following = f"look at what calls {other.place} on one of them"
     elif denied:
         said = f"rank {own.rank} does what rank {own.peer} does"
     else:
@@ -345,11 +392,11 @@ def _is_longer(line: LineDifference) -> bool:
     return line.certain and (line.difference_ms or 0.0) > 0 and line.phase != "sync"
 
 
-def _grown(lines: Sequence[LineDifference], phases: Sequence[LineDifference]) -> str:
+def _grown(lines: Sequence[LineDifference], phases: Sequence[LineDifference], profiler: bool) -> str:
     """Returns which phases take longer than the peer's, and how many times, if all their lines do; "" if not."""
     longer = [part for part in phases if _is_longer(part)]
     here, there = sum(part.ms for part in longer), sum(part.peer_ms or 0.0 for part in longer)
-    if there <= 0 or len(longer) < 2:
+    if there <= 0 or len(longer) < 2 or any(map(_calls_more, lines)):
         return ""
     names, more, same = [part.phase for part in longer], here / there - 1, []
     for part in (*phases, *(line for line in lines if line.phase in names)):
@@ -362,10 +409,22 @@ def _grown(lines: Sequence[LineDifference], phases: Sequence[LineDifference]) ->
             same.append(part.phase)
     times = f"{here / there:.1f} times as long"
     if not same:
-        return f"{times}: all lines take more"
+        return f"{times}: each takes more" if profiler else f"{times}: all lines take more"
     names.sort(key=[*_WHERE, *names].index)
-    why = _LARGER if "optimizer" in same else "all their lines take more"
+    why = _LARGER if "optimizer" in same else "each takes more" if profiler else "all their lines take more"
     return f"{', '.join(names[:-1])} and {names[-1]} {times}: {why}"
+
+
+def _calls_more(line: LineDifference) -> bool:
+    """Returns whether a rank calls an operator more or less often than its peer, in every step."""
+    if line.calls is None or line.peer_calls is None or line.phase == "sync":
+        return False
+    return abs(line.calls - line.peer_calls) >= 1
+
+
+def _calls(line: LineDifference) -> str:
+    said = ", ".join(filter(None, (line.place, where(line))))
+    return f"{said}: {number(line.calls, 0)} calls a step, its peer {number(line.peer_calls, 0)}"
 
 
 def _most(lines: Sequence[LineDifference]) -> str:
@@ -374,7 +433,10 @@ def _most(lines: Sequence[LineDifference]) -> str:
 
 
 def _more(line: LineDifference) -> str:
-    return ", ".join(filter(None, (f"{number(line.difference_ms)} ms more a step in {line.place}", where(line))))
+    said = ", ".join(filter(None, (f"{number(line.difference_ms)} ms more a step in {line.place}", where(line))))
+    if _calls_more(line):
+        return f"{number(line.difference_ms)} ms more a step in {_calls(line)}"
+    return f"{said}: in Python, or waiting (--how stacks says where)" if line.function == OUTSIDE else said
 
 
 def _denied(own: SampledRank, peer: SampledRank) -> str:

@@ -44,6 +44,7 @@ class StepCounts(Figures, frozen=True, kw_only=True):
     shadow: int
     unwatched: int
     unresolved: int = 0
+    profiled: int = 0
     unreduced: int
     averaged: int
     watched: int

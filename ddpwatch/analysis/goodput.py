@@ -1,7 +1,7 @@
 """Goodput: the share of a job's rank-time that steps took, over all its runs. Pauses, hangs and restarts are the rest.
 
-A step counts unless it is a warm-up or aborted one, without what ranks pause in it, or hang. While one does, all that
-depend on it wait: of a pause that a mark explains, accounts say for how long, and of all others incidents.
+A step counts unless it is a warm-up, profiled or aborted one, without what ranks pause in it, or hang. While one does,
+all that depend on it wait: of a pause that a mark explains, accounts say for how long, and of all others incidents.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RunSpan:
 def _part(account: Account) -> str:
     if account.name == "pause" or (account.name == "waiting" and account.phase in _PAUSES):
         return "pauses"
-    if account.name == "other" and account.phase in ("unseen", "aborted"):
+    if account.name == "other" and account.phase in ("unseen", "aborted", "profiled"):
         return "other"
     return "startup" if account.name == "startup" else "steps"
 

@@ -63,7 +63,7 @@ MOST_SAMPLED_OF_RANKS = 524_288  # steps times ranks
 LEAST_SAMPLED = 64
 _FIGURES = ("per_step", "ready", "launch", "done", "transfer", "wait", "exposed", "busbw")  # of a bucket
 # A step counts as the first of these that any rank reports.
-_NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "unresolved", "unwatched", "shadow")
+_NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "profiled", "unresolved", "unwatched", "shadow")
 
 
 class Samples:
@@ -389,6 +389,7 @@ class ReportBuilder:
             shadow=self._statuses["shadow"],
             unwatched=self._statuses["unwatched"],
             unresolved=self._statuses["unresolved"],
+            profiled=self._statuses["profiled"],
             unreduced=self._statuses["unreduced"],
             averaged=found.steps,
             watched=found.watched,

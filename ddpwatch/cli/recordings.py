@@ -251,26 +251,45 @@ def explain(
         typer.Option("--with", metavar="P", min=0, help="The rank to compare it with (default: an alike one)."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", min=3, help="Sample N steps (default: some 3 seconds of them).")
+        int | None,
+        typer.Option(metavar="N", min=3, help="Sample N steps (default: some 3 seconds of them), or profile up to 20."),
+    ] = None,
+    how: Annotated[
+        str, typer.Option(metavar="HOW", help="By stacks, or by operators of torch's profiler: profiler.")
+    ] = "stacks",
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the profile there, too: a trace for Perfetto (FILE.gz: compressed)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show why a rank is late: the lines of code that it spends more time in than another rank.
 
-    Both ranks sample the stack of their training thread for some steps. Of a recording, show what was sampled then.
+    Both ranks sample the stack of their training thread for some steps; with --how profiler, torch's profiler records
+    these steps, and operators are compared. Of a recording, show what was sampled then.
     """
-    from ddpwatch.report.explained import explained_in, render_explanation
+    from ddpwatch.export.profile_trace import write_profile
+    from ddpwatch.recording.overwrite_guard import check_output
+    from ddpwatch.report.explained import explained_in, profile_in, render_explanation
 
+    if how not in ("stacks", "profiler"):
+        raise UsageError(f"--how {how[:50]!r} is unknown", "give stacks or profiler")
+    if trace is not None:
+        check_output(trace)
     if target is not None and is_recording(target):
         if rank is not None or peer is not None or steps is not None:
             raise UsageError("--rank, --with and --steps are for live runs", "a recording has what was sampled then")
         found = explained_in(opened(Path(target)))
+        profile = [] if trace is None else profile_in(opened(Path(target)))
     else:
         from ddpwatch.viewer.explain import explain_live
         from ddpwatch.viewer.live_source import LiveSource
 
         source = LiveSource(endpoint_of(*resolve(target)))
-        found = [explain_live(source, rank, peer, steps, lambda text: say(f"ddpwatch: {text}"))]
+        one, profile = explain_live(source, rank, peer, steps, lambda text: say(f"ddpwatch: {text}"), how == "profiler")
+        found = [one]
+    if trace is not None:
+        say(write_profile(profile, trace))
     if as_json:
         print_json(found)
     else:

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from ddpwatch.run.blackbox import PHASES
 from ddpwatch.wire.messages import (
     FEATURES,
+    GPU,
     Beat,
     BucketLayout,
     BusyProcess,
@@ -62,6 +63,10 @@ _REFUSALS = frozenset(
      "not a node's to send", "foreign node", "foreign clock", "not an agent's to send", "unknown key", "bad handshake",
      "replayed", "repeated")
 )  # fmt: skip
+_OBSTACLES = (
+    r"\d+ calls of operators in a step are too many|its torch has no profiler|it does not train in its main thread|"
+    "the job has a profiler of its own|torch's profiler has failed"
+)
 _SIGNALS = frozenset(number.name for number in signal.Signals)
 
 
@@ -156,7 +161,7 @@ def _processes(busy: list[BusyProcess]) -> list[BusyProcess]:
     return [BusyProcess(0, word("process", process.name), process.cpu) for process in busy]
 
 
-_PHASE = _word("phase", "|".join(PHASES))
+_PHASE = _word("phase", "|".join((*PHASES, GPU)))
 _PRODUCT = _word("device", r"(?:NVIDIA|Tesla|GeForce|Quadro|GRID|AMD|Intel)[A-Za-z0-9 .()+-]{1,60}|\d+ CPUs")
 _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     Hello: {
@@ -187,7 +192,7 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     },
     Beat: {"phase": _PHASE, "activity": _word("activity", "data|save|compile|validation|graph")},
     Stack: {"text": _stack},
-    StackSamples: {"lines": _lines},
+    StackSamples: {"lines": _lines, "trace": lambda trace: b"", "obstacle": _word("obstacle", _OBSTACLES)},
     Mark: {"name": _word("mark"), "off": _word("feature", "|".join(FEATURES))},
     Device: {
         "host": _word("host"),

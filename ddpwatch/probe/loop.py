@@ -33,7 +33,7 @@ from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.steps_of import Start, steps_of
 from ddpwatch.run.blackbox import Phase
-from ddpwatch.sampling.levels import BARE, FULL, LIGHT
+from ddpwatch.sampling.levels import BARE, FULL, LIGHT, PROFILED
 from ddpwatch.sampling.schedule import BARE_PERIOD
 from ddpwatch.wire.messages import WATCHING, StepStatus
 
@@ -74,6 +74,7 @@ class LoopProbe:
         self._backwards = 0  # under way
         self._backward_thread = 0
         self._backward_code = innermost(torch.autograd.backward).__code__
+        self._profiled = False  # the step under way
         self._calls = 0  # of modules without gradients since the newest update
         self._stepped = False  # an optimizer, in the backward under way
         self._ending = UpdateEnd()
@@ -223,16 +224,22 @@ class LoopProbe:
         if sampling is not None:
             if self._collectives.seen:  # light steps would take waits in them for compute
                 sampling.use_light(False)
-            sampling.learn(level, own_ns, at - self._updated_ns)
+            if not self._profiled:
+                sampling.learn(level, own_ns, at - self._updated_ns)
             sampling.follow(self._recorder.lease.budget_ppm(self._updates, at))
             light: StepStatus = LIGHT if sampling.is_light(self._updates) else FULL
             self._level = BARE if sampling.is_bare(self._updates) else light
+        profile = self._recorder.profile
+        self._profiled = profile is not None and profile.turn(self._updates)
+        if self._profiled:
+            self._level = FULL
         if _on_gpu():
             self._level = BARE
         if sampling is None or sampling.needs_cpu_time(self._updates):
             cpu_ns = self._cpu_clock()
         complete = self._collectives.complete and "collectives" not in self._guard.off
-        self._ending = UpdateEnd(self._level, own_ns, cpu_ns, self._loader() is not None, complete)
+        status = PROFILED if self._profiled else self._level
+        self._ending = UpdateEnd(status, own_ns, cpu_ns, self._loader() is not None, complete)
         self._updated_ns = at
         self._recorder.begin_update(self._updates, "" if self._level == BARE else "input", at)
         if self._level != BARE or self._updates % BARE_PERIOD == 0:

@@ -10,6 +10,7 @@ shows only later: until the first optimizer steps, such steps are held back, as 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Protocol
 from ddpwatch.probe.record import BucketRecord, StepRecord, joined
 from ddpwatch.run.blackbox import BlackBox, Phase
 from ddpwatch.sampling.lease import Lease
-from ddpwatch.sampling.levels import BARE, FULL, LEVELS, LIGHT
+from ddpwatch.sampling.levels import BARE, FULL, LEVELS, LIGHT, PROFILED
 from ddpwatch.sampling.schedule import SamplingSchedule
 from ddpwatch.wire.messages import PhaseName, StepStatus
 
@@ -56,6 +57,19 @@ class GpuClock(Protocol):
         """Takes no record after this."""
 
 
+class StepProfile(Protocol):
+    """torch's profiler, which is to record some steps (`ddpwatch.probe.profiling`).
+
+    Attributes:
+        done: Set once nothing more will come.
+    """
+
+    done: threading.Event
+
+    def turn(self, slot: int) -> bool:
+        """Starts or ends it where a step starts; returns whether that step is not as usual then."""
+
+
 class OwnCollectives(Protocol):
     """Collectives that neither DDP nor FSDP2 issues (`ddpwatch.probe.beside`)."""
 
@@ -78,6 +92,7 @@ class StepRecorder:
     Attributes:
         sampling: Chooses the light and bare steps; None to record every step in full.
         lease: What the sampling may cost while somebody looks.
+        profile: What steps are profiled in; None without an order to do so.
         full: Whether the open step is, as far as is known.
         phase: Where training is now; read by the sender thread. Empty in a bare step.
         last_hook: Id of the newest parameter of which `hook_fired` was called, or None.
@@ -104,6 +119,7 @@ class StepRecorder:
         self.gpu: GpuClock | None = None
         self.sampling: SamplingSchedule | None = None
         self.lease = Lease()
+        self.profile: StepProfile | None = None
         self.full = True
         self._cpu_ns: int | None = 0  # at the end of the step before; None if it was not needed
         self.current: StepRecord | None = None
@@ -222,8 +238,12 @@ class StepRecorder:
             self.current.slot = self._synced + self._unsynced
             self._activity_end, self._syncs = 0, False
             self._report_validation()
-            self.current.status = self._level(self.current.slot, now)
-            self.full = self.current.status == FULL  # no call of levels here: it runs with cold caches
+            if self.profile is not None and self.profile.turn(self.current.slot):
+                now = self._host()
+                self.current.status, self.full = PROFILED, True
+            else:
+                self.current.status = self._level(self.current.slot, now)
+                self.full = self.current.status == FULL  # no call of levels here: it runs with cold caches
             self.issuing = False
             if self.own is not None:
                 self.own.turn(self.full, now)
@@ -270,7 +290,9 @@ class StepRecorder:
         """Lets the steps after this bare one pass until then."""
         record.epoch = self.epoch  # now: the sender may send some of its steps before it ends
         if self.sampling is not None:
-            self._stretch_end, self._stretch_until = self.sampling.bare_until(record.slot), now + STRETCH_NS
+            until, ordered = self.sampling.bare_until(record.slot), self.lease.sampled
+            self._stretch_end = min(until, ordered.start) if record.slot < ordered.start else until
+            self._stretch_until = now + STRETCH_NS
 
     def _end_stretch(self) -> None:
         """Ends a stretch between two steps, or inside one: the finished steps leave, and the open one is alone."""

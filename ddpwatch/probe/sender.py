@@ -326,6 +326,7 @@ class Sender(threading.Thread):
             record.sent += 1
             message.sender_ns, sender_ns = sender_ns, 0
             self._guard.run("stacks", self.stacks.add_step, message)
+            self._sampling.profiling.add_step(message)
             self._send(message)
         if record.last_hook is not None:
             self._heartbeat.last_hook = record.last_hook

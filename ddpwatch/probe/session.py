@@ -41,6 +41,7 @@ from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe, in_forward
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
 from ddpwatch.probe.optimizer_steps import see_optimizer_steps
+from ddpwatch.probe.profiling import see_own_profilers
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous
 from ddpwatch.probe.send_queue import SendQueue
@@ -49,6 +50,7 @@ from ddpwatch.probe.trained import TrainedCounter, gpu_memory
 from ddpwatch.sampling.schedule import SamplingSchedule, schedule_of
 from ddpwatch.wire.messages import (
     NO_LONGER_WATCHED,
+    PROFILES,
     WATCHING,
     BucketLayout,
     Bye,
@@ -123,6 +125,8 @@ class ProbeSession:
         self._undo.append(self._gc_pauses.close)
         self._activity = ActivityMonitor(self.rank, self.queue.post, self._saved, self._data_wait, self.guard)
         self._undo.append(self._activity.close)
+        if (end_profiles := self.guard.run(PROFILES, see_own_profilers, self.guard)) is not None:
+            self._undo.append(end_profiles)
         forked = weakref.WeakMethod(self._leave_to_parent)  # a fork handler stays for good: it must not own the session
         os.register_at_fork(after_in_child=partial(_in_child, forked))
         at_exit = partial(self.guard.run, CLOSING, self._close_at_exit)

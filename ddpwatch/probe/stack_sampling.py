@@ -22,10 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpwatch.common.call_sites import is_library
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.identity import as_text
+from ddpwatch.probe.profiling import Profiling
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.run.regular import read_counters
 from ddpwatch.sampling.stack_order import StackOrder
-from ddpwatch.wire.messages import STACK_SAMPLES, SampledLine, StackSamples
+from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, SampledLine, StackSamples
 
 PERIOD_S: Final = 0.01  # on average; at random, or a step could be in step with it
 MOST_S: Final = 120.0  # from the order on
@@ -45,6 +46,9 @@ class StackSampling:
         recorder: Says where training is, and what is ordered.
         post: Takes the samples.
         guard: Takes errors on the sampling thread.
+
+    Attributes:
+        profiling: What follows the orders to profile.
     """
 
     def __init__(self, rank: int, recorder: StepRecorder, post: Callable[[StackSamples], object], guard: Guard) -> None:
@@ -52,6 +56,7 @@ class StackSampling:
         self._recorder = recorder
         self._post = post
         self._guard = guard
+        self.profiling = Profiling(rank, recorder, guard)
         self._thread = threading.get_ident()
         self._counters = f"/proc/self/task/{threading.get_native_id()}"
         self._taken = 0
@@ -66,7 +71,7 @@ class StackSampling:
         self.stop()
         if self._rank in (order.rank, order.peer):
             self._stopping = threading.Event()
-            work = STACK_SAMPLES, self._sample, order, self._stopping
+            work = PROFILES if order.profiler else STACK_SAMPLES, self._sample, order, self._stopping
             threading.Thread(target=self._guard.run, args=work, name="ddpwatch-stacks", daemon=True).start()
 
     def stop(self) -> None:
@@ -77,13 +82,14 @@ class StackSampling:
         lease, slots = self._recorder.lease, range(order.first_slot, order.first_slot + order.steps)
         lease.sampled = slots
         try:
-            self._post(self._samples(order, slots, stopping))
+            samples = self.profiling.samples if order.profiler else self._samples
+            self._post(samples(order, slots, stopping, time.monotonic() + MOST_S))
         finally:
             if lease.sampled is slots:
                 lease.sampled = range(0)
 
-    def _samples(self, order: StackOrder, slots: range, stopping: threading.Event) -> StackSamples:
-        recorder, until_s, pause = self._recorder, time.monotonic() + MOST_S, Random()
+    def _samples(self, order: StackOrder, slots: range, stopping: threading.Event, until_s: float) -> StackSamples:
+        recorder, pause = self._recorder, Random()
         while recorder.slot < slots.start and time.monotonic() < until_s and not stopping.is_set():
             time.sleep(PERIOD_S)
         samples, before = SampleCounts(time.monotonic_ns()), _counters(self._counters)

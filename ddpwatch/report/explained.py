@@ -11,7 +11,7 @@ from ddpwatch.report.tables import explanation_table
 from ddpwatch.wire.messages import StackSamples
 
 _MODULE, _FUNCTION = 1, 2  # columns
-_SAMPLED = ("", "samples", "in", "gap ms", "cost", "ran", "starved", "preempted", "disk pages")
+_SAMPLED = ("in", "gap ms", "cost", "ran", "starved", "preempted", "disk pages")
 
 
 def explained_in(recording: Recording) -> list[Explanation]:
@@ -28,6 +28,12 @@ def explained_in(recording: Recording) -> list[Explanation]:
         hint = "ddpwatch explain asks a live run for them; a recording of the same time has them, too"
         raise UsageError(f"{recording.path}: no stacks were sampled", hint)
     return explanations
+
+
+def profile_in(recording: Recording) -> list[StackSamples]:
+    """Returns what ranks sent of the newest profile; nothing without one."""
+    found = [message for message, _ in recording if isinstance(message, StackSamples) and message.profiler]
+    return [samples for samples in found if samples.order == found[-1].order]
 
 
 def render_explanation(found: Explanation) -> str:
@@ -49,7 +55,8 @@ def tables_below(found: Explanation, width: int | None = None) -> list[str]:
     if width is not None:
         _cut_names(rows, width)
     lines = [*table(rows[0], rows[1:]), ""] if shown.rows else []
-    return [*lines, f"ms a step, in {found.steps} steps", "", *table(_SAMPLED, [*map(_sampled, found.ranks)])]
+    header = ("", "calls" if found.how == "profiler" else "samples", *_SAMPLED)
+    return [*lines, f"ms a step, in {found.steps} steps", "", *table(header, [*map(_sampled, found.ranks)])]
 
 
 def _cut_names(rows: list[list[str]], width: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ddpwatch.analysis.diagnosis.words.account_names import phase_name
-from ddpwatch.analysis.explanation import Explanation
+from ddpwatch.analysis.explanation import Explanation, LineDifference
 from ddpwatch.analysis.figures import CollectiveFigures, RankFigures, Report
 from ddpwatch.analysis.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES
@@ -114,17 +114,25 @@ def _role(row: CollectiveFigures) -> str:
 
 
 def explanation_table(found: Explanation) -> Table:
-    """Returns the lines of code that explain a rank, in ms a step."""
+    """Returns the lines of code, or the operators, that explain a rank, in ms a step."""
     rows = []
     for line in found.lines:
-        row = [line.phase or UNKNOWN, line.module or UNKNOWN, line.place, number(line.ms)]
+        beside = _calls(line) if found.how == "profiler" else line.module or UNKNOWN
+        row = [line.phase or UNKNOWN, beside, line.place, number(line.ms)]
         if found.peer is not None:
             more = plus_minus(number(line.difference_ms), number(line.reach_ms))
             row += [number(line.peer_ms), more, "yes" if line.certain else "no"]
         rows.append(row)
     columns = [] if found.peer is None else [f"rank {found.peer}", "more", "sure"]
     title = f"Explained: {clean(found.text)} (ms a step, in {found.steps} steps)"
-    return Table(title, ["phase", "module", "function", f"rank {found.rank}", *columns], rows)
+    kind = ["calls", "operator"] if found.how == "profiler" else ["module", "function"]
+    return Table(title, ["phase", *kind, f"rank {found.rank}", *columns], rows)
+
+
+def _calls(line: LineDifference) -> str:
+    """Returns how often an operator is called in a step, here and there if that differs."""
+    here, there = number(line.calls, 0), number(line.peer_calls, 0)
+    return here if line.peer_calls is None or here == there else f"{here} : {there}"
 
 
 def phase_table(report: Report) -> Table:

@@ -46,9 +46,10 @@ def _parallel(report: Report) -> str:
     return f"{clean(report.run.parallelism)}, " if report.run.parallelism else ""
 
 
-def _unresolved(steps: StepCounts) -> str:
-    """Returns steps whose GPU times did not come; most jobs have none."""
-    return f", {steps.unresolved} unresolved" if steps.unresolved else ""
+def _rare(steps: StepCounts) -> str:
+    """Returns steps that most jobs have none of."""
+    counts = ((steps.unresolved, "unresolved"), (steps.profiled, "profiled"))
+    return "".join(f", {count} {what}" for count, what in counts if count)
 
 
 def _head(report: Report) -> list[str]:
@@ -63,7 +64,7 @@ def _head(report: Report) -> list[str]:
         f"timed by {source}",
         f"{steps.count} step{'s' * (steps.count != 1)} "
         f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} timed in part, "
-        f"{steps.unwatched} duration only{_unresolved(steps)})",
+        f"{steps.unwatched} duration only{_rare(steps)})",
         step_sentence(report),
         exposed_sentence(report),
     ]

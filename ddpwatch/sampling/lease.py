@@ -33,7 +33,7 @@ NORMAL_PPM = 10_000
 DETAILS = {"low": 0, "normal": NORMAL_PPM, "high": FULL_PPM, "full": FULL_PPM}
 LEASE_NS = 2_000_000_000
 LONGEST_NS = 60_000_000_000  # a deadline further away is a false one
-_WORDS = 9
+_WORDS = 10
 _KIND, _DEADLINE, _FIRST_TERM, _SECOND_TERM, _ORDER, *_ORDERED = range(_WORDS)  # the other fields of a `StackOrder`
 _BUDGET_BITS = 20  # of a term; the rest is the step, so newer terms are greater numbers
 _BUDGET_MASK = (1 << _BUDGET_BITS) - 1
@@ -125,7 +125,10 @@ class Lease:
         words = self._words
         number = words[_ORDER]
         fields = [words[word] for word in _ORDERED]
-        return StackOrder(number, *fields) if number and number == words[_ORDER] else None
+        if not number or number != words[_ORDER]:
+            return None
+        rank, peer, steps, first_slot, profiler = fields
+        return StackOrder(number, rank, peer, steps, first_slot, bool(profiler))
 
 
 class LeasePage:
@@ -168,7 +171,7 @@ class LeasePage:
         """Orders stacks to be sampled, or withdraws what was ordered."""
         self._words[_ORDER] = 0
         if order is not None:
-            fields = (order.rank, order.peer, order.steps, order.first_slot)
+            fields = (order.rank, order.peer, order.steps, order.first_slot, order.profiler)
             for word, value in zip(_ORDERED, fields, strict=True):
                 self._words[word] = value
             self._words[_ORDER] = order.number

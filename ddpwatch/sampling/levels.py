@@ -6,6 +6,7 @@
 | ``shadow`` | phases and ready times, no completions | yes | no | yes |
 | ``unwatched`` | start, end, near a watched step CPU time | no | no | no |
 | ``warmup`` | every stamp, of DDP's first reduced step | no | yes | yes |
+| ``profiled`` | every stamp, under torch's profiler, or of the step that ends it | no | yes | yes |
 | ``unresolved`` | CPU time: the GPU's times did not come | no | no | no |
 | ``aborted`` | what came before an exception | no | yes | yes |
 """
@@ -20,6 +21,7 @@ FULL: Final = "ok"
 LIGHT: Final = "shadow"
 BARE: Final = "unwatched"
 UNRESOLVED: Final = "unresolved"
+PROFILED: Final = "profiled"
 LEVELS: Final = (BARE, LIGHT, FULL)  # from the least recorded to the most
 
 ORDINARY = frozenset((FULL, LIGHT, BARE))  # their duration is known and holds for others
@@ -45,7 +47,7 @@ def is_watched(status: StepStatus) -> bool:
 
 
 def is_odd(status: StepStatus) -> bool:
-    """Returns whether the job did something out of the ordinary: a warm-up step, or one left by an exception."""
+    """Returns whether the job did something out of the ordinary: a warm-up step, a profiled one, or one that raised."""
     return is_watched(status) and not is_counted(status)
 
 

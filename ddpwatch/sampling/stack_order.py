@@ -1,4 +1,4 @@
-"""An order to sample a rank's stacks, and those of a peer: which ranks, and for how many steps.
+"""An order to sample a rank's stacks, and those of a peer, or to profile both: which ranks, and for how many steps.
 
 A viewer asks by subscribing to a topic. The collector adds the first step, which no rank has reached, and puts the
 order into the page that ranks read (`ddpwatch.sampling.lease`); the root sends it to the other nodes, too. It is
@@ -15,9 +15,10 @@ import msgspec
 from ddpwatch.wire.messages import Count, Rank
 
 MOST_STEPS: Final = 100_000
+MOST_PROFILED: Final = 20  # steps: each event takes memory
 EXPLAIN: Final = "DDPWATCH_EXPLAIN"  # of the job's environment: when to ask by itself
 FIRST_INCIDENT: Final = "first-incident"
-_FORM: Final = re.compile(rb"([0-9]{1,10})\.([0-9]{1,7})\.([0-9]{1,7})\.([0-9]{1,6})")
+_FORM: Final = re.compile(rb"([0-9]{1,10})\.([0-9]{1,7})\.([0-9]{1,7})\.([0-9]{1,6})(\.profiler)?")
 
 
 class StackOrder(msgspec.Struct, tag="stack_order", frozen=True):
@@ -29,6 +30,7 @@ class StackOrder(msgspec.Struct, tag="stack_order", frozen=True):
         peer: The one to compare it with, itself if there is none.
         steps: How many.
         first_slot: The first of them (see `StepRecord`); 0 until the collector has chosen it.
+        profiler: Whether torch's profiler is to be used.
     """
 
     number: Count
@@ -36,11 +38,13 @@ class StackOrder(msgspec.Struct, tag="stack_order", frozen=True):
     peer: Rank
     steps: Count
     first_slot: Count = 0
+    profiler: bool = False
 
     @property
     def topic(self) -> bytes:
         """What a viewer subscribes to, behind `ddpwatch.wire.transport.STACKS`."""
-        return b"%d.%d.%d.%d" % (self.number, self.rank, self.peer, self.steps)
+        how = b".profiler" if self.profiler else b""
+        return b"%d.%d.%d.%d%b" % (self.number, self.rank, self.peer, self.steps, how)
 
 
 def parse_topic(topic: bytes) -> StackOrder | None:
@@ -48,6 +52,8 @@ def parse_topic(topic: bytes) -> StackOrder | None:
     found = _FORM.fullmatch(topic)
     if found is None:
         return None
-    number, rank, peer, steps = map(int, found.groups())
-    is_valid = 0 < number < 1 << 32 and max(rank, peer) < 1 << 20 and 0 < steps <= MOST_STEPS
-    return StackOrder(number, rank, peer, steps) if is_valid else None
+    number, rank, peer, steps = map(int, found.groups()[:4])
+    profiler = found[5] is not None
+    most = MOST_PROFILED if profiler else MOST_STEPS
+    is_valid = 0 < number < 1 << 32 and max(rank, peer) < 1 << 20 and 0 < steps <= most
+    return StackOrder(number, rank, peer, steps, profiler=profiler) if is_valid else None

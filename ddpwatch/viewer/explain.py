@@ -15,10 +15,10 @@ from ddpwatch.analysis.diagnosis.words.turned_off import Off
 from ddpwatch.analysis.explanation import Explanation, explain, explain_hang
 from ddpwatch.common.text import spans
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.sampling.stack_order import MOST_STEPS, StackOrder
+from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS, StackOrder
 from ddpwatch.viewer.live_source import LiveSource, snapshot
 from ddpwatch.viewer.state import RunState
-from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING, Status, Step
+from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, WATCHING, StackSamples, Status, Step
 from ddpwatch.wire.transport import Frame
 
 NOBODY_LATE = "no rank is named late"
@@ -52,7 +52,8 @@ class StackRequest:
         """What is under way."""
         order = self.order
         beside = "" if order.peer == order.rank else f" and rank {order.peer}"
-        return f"sampling rank {order.rank}{beside} for {order.steps} steps, some {order.steps * self.step_s:.0f} s"
+        how = "profiling" if order.profiler else "sampling"
+        return f"{how} rank {order.rank}{beside} for {order.steps} steps, some {order.steps * self.step_s:.0f} s"
 
     def is_over(self, state: RunState) -> bool:
         """Returns whether no more samples will come: all are there, some cannot come any more, or it takes too long."""
@@ -85,14 +86,20 @@ class StackRequest:
 
     def _off(self, state: RunState) -> Off | None:
         """Returns why a rank of the order takes no samples, if that is known."""
-        off = (off for off in state.off.found() if off.feature in (WATCHING, STACK_SAMPLES))
+        needed = (WATCHING, PROFILES if self.order.profiler else STACK_SAMPLES)
+        off = (off for off in state.off.found() if off.feature in needed)
         return next((each for each in off if {self.order.rank, self.order.peer} & set(each.ranks)), None)
 
 
 def explain_live(
-    source: LiveSource, rank: int | None, peer: int | None, steps: int | None, say: Callable[[str], object]
-) -> Explanation:
-    """Orders samples of a rank's stacks and of a peer's, and returns what they show; in a hang, where ranks are.
+    source: LiveSource,
+    rank: int | None,
+    peer: int | None,
+    steps: int | None,
+    say: Callable[[str], object],
+    profiler: bool = False,
+) -> tuple[Explanation, list[StackSamples]]:
+    """Orders samples of a rank's stacks and of a peer's; returns what they show, and them. In a hang, where ranks are.
 
     Args:
         source: A new one. Closed at the end.
@@ -100,6 +107,7 @@ def explain_live(
         peer: The rank to compare it with; None for one that is not late.
         steps: How many; None for some seconds of them.
         say: Takes what is under way, a line.
+        profiler: Whether torch's profiler is used instead.
 
     Raises:
         UsageError: There is no such rank, or none is late.
@@ -110,8 +118,8 @@ def explain_live(
         for message, envelope in snapshot(source):
             state.apply_message(message, envelope.received_ns, envelope.frame)
         if (hang := _hang_found(source, state)) is not None:
-            return explain_hang(hang)
-        request = request_of(state, rank, peer, steps)
+            return explain_hang(hang), []
+        request = request_of(state, rank, peer, steps, profiler=profiler)
         say(request.text)
         source.order_stacks(request.order)
         while not request.is_over(state) and not source.over:
@@ -119,7 +127,7 @@ def explain_live(
                 state.apply_message(message, envelope.received_ns, envelope.frame)
     finally:
         source.close()
-    return request.answer(state)
+    return request.answer(state), list(state.explanations.answer(request.order.number).values())
 
 
 def _hang_found(source: LiveSource, state: RunState) -> Incident | None:
@@ -150,6 +158,7 @@ def request_of(
     peer: int | None = None,
     steps: int | None = None,
     clock: Callable[[], float] = time.monotonic,
+    profiler: bool = False,
 ) -> StackRequest:
     """Returns what to ask of a run; the arguments and errors are those of `explain_live`."""
     if state.status is not None and state.status.whole:
@@ -168,8 +177,9 @@ def request_of(
         if each not in state.ranks or not state.ranks[each].watched:
             raise UsageError(f"there is no rank {each} that is watched", f"there are {_named(_watched(state))}")
     step_s = _step_s(state, rank)
-    wanted = steps or max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s))
-    order = StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, min(wanted, MOST_STEPS))
+    usual = MOST_PROFILED if profiler else max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s))
+    wanted = min(steps or usual, MOST_PROFILED if profiler else MOST_STEPS)
+    order = StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, wanted, profiler=profiler)
     return StackRequest(order, step_s, clock)
 
 

@@ -25,6 +25,7 @@ from ddpwatch.errors import DdpwatchError
 SCHEMA_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
 MAX_NODE_RANKS: Final = 4096
+MAX_TRACE_BYTES: Final = 1024 * 1024
 
 Rank = Annotated[int, Meta(ge=0, lt=1 << 20)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -37,7 +38,7 @@ DeviceKey = tuple[str, str, str, int]  # host, its boot, kind, index
 MOST_BUSY = 3  # processes of a host
 PhaseName = Literal["forward", "backward", "sync", "optimizer"]
 # What they mean: `ddpwatch.sampling.levels`.
-StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved"]
+StepStatus = Literal["ok", "warmup", "aborted", "shadow", "unwatched", "unresolved", "profiled"]
 LayoutKind = Literal["bucket", "group", "call"]
 EndReason = Literal["finished", "exception", "killed", "lost"]
 CollectiveOp = Literal[
@@ -53,11 +54,14 @@ NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on afte
 Feature = Literal[
     "watching", "bucket layouts", "ready times", "process groups", "collectives", "own collectives", "buffer waits",
     "validations", "data waits", "saves", "compilations", "garbage collections", "marks", "stacks", "heartbeats",
-    "closing", "stack samples", "counts", "memory",
+    "closing", "stack samples", "counts", "memory", "profiles",
 ]  # fmt: skip
 FEATURES: Final[tuple[str, ...]] = get_args(Feature)
 WATCHING: Final = "watching"
 STACK_SAMPLES: Final = "stack samples"
+PROFILES: Final = "profiles"
+GPU: Final = "GPU"  # in place of a phase: what a GPU has done
+OUTSIDE: Final = "outside of operators"  # in place of one
 
 
 class FrameError(DdpwatchError):
@@ -485,6 +489,11 @@ class StackSamples(msgspec.Struct, tag="stack_samples", tag_field="type", kw_onl
     a sample, and ``cpu_ns`` the CPU time of the sampling. What the operating system says of the training thread for
     the same time is None if it does not: how long it ran, how long it waited for a core, how often it was made to leave
     one, and how many pages came from a disk.
+
+    With ``profiler``, it is what torch's profiler says instead: the ``lines`` are operators, or what a GPU did, with
+    their ``calls``, and in place of samples are times without what they call. All ``slots`` are whole, ``cpu_ns`` is
+    what that added to them, ``obstacle`` says why there is nothing, and ``trace`` has all events
+    (`ddpwatch.wire.profile_trace`).
     """
 
     rank: Rank
@@ -495,7 +504,7 @@ class StackSamples(msgspec.Struct, tag="stack_samples", tag_field="type", kw_onl
     end_ns: Ns
     count: Count
     longest_ns: Count
-    cpu_ns: Count
+    cpu_ns: Count | None
     slots: Column
     lines: Annotated[list[SampledLine], Meta(max_length=65536)]
     sample_slot: Column
@@ -505,6 +514,10 @@ class StackSamples(msgspec.Struct, tag="stack_samples", tag_field="type", kw_onl
     wait_ns: Count | None = None
     preempted: Count | None = None
     major_faults: Count | None = None
+    profiler: bool = False
+    calls: Column = []
+    obstacle: Name = ""
+    trace: Annotated[bytes, Meta(max_length=MAX_TRACE_BYTES)] = b""
 
     def __post_init__(self) -> None:
         if len({len(self.sample_slot), len(self.sample_line), len(self.sample_ns)}) > 1:

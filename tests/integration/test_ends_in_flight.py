@@ -1,4 +1,4 @@
-"""A job that ends while a collective is in flight ends as an unwatched one."""
+"""A job that ends while a collective is in flight, or while it is profiled, ends as an unwatched one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import SCRIPTS, Job, together
+from ddpwatch.sampling.stack_order import MOST_PROFILED, StackOrder
+from ddpwatch.viewer.live_source import LiveSource
+from tests.support.jobs import SCRIPTS, Job, the_run, together
 
 CODES = {"ValueError": 1, "SystemExit": 3, "KeyboardInterrupt": -2}
 
@@ -38,3 +40,24 @@ def test_its_exit_code_and_output_are_the_jobs(tmp_path: Path, strategy: str, er
     assert watched == bare
     assert bare[:2] == (CODES[error], "ends\n")
     assert bool(bare[2]) == (error != "SystemExit")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "last"), [("ValueError", 1, "ValueError: the job's"), ("SystemExit", 3, ""), ("_exit", 4, "")]
+)
+def test_it_ends_as_ever_while_it_is_profiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, code: int, last: str
+) -> None:
+    """torch's profiler would end it by a segmentation fault."""
+    monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "runs"))
+    script = SCRIPTS / "ends_in_profile.py"
+    with Job(script, error, log=tmp_path / "log", ranks=1, streams=tmp_path / "streams", tears_down=True) as job:
+        source = LiveSource(the_run(job).publish)
+        source.order_stacks(StackOrder(1, 0, 0, MOST_PROFILED, profiler=True))
+        assert job.wait() == code
+        source.close()
+    out, err = ((tmp_path / "streams" / "0" / f"{name}.log").read_text() for name in ("stdout", "stderr"))
+    assert out == "ends\n"
+    assert err.rstrip().endswith(last)
+    assert "ddpwatch/probe" not in err
+    assert bool(err) == bool(last)

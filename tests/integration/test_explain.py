@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +19,7 @@ from ddpwatch.analysis.explanation import Explanation, LineDifference
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.explained import explained_in
 from ddpwatch.run.rundir import RunInfo
+from ddpwatch.sampling.stack_order import MOST_PROFILED
 from ddpwatch.viewer.explain import explain_live
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire.messages import Step
@@ -24,6 +28,7 @@ from tests.support.jobs import SCRIPTS, Job, collector_pids, ddpwatch, live, mes
 pytestmark = [pytest.mark.xdist_group("explain"), pytest.mark.seconds(25)]  # one job for all
 SCRIPT = SCRIPTS / "explained.py"
 STEPS = 40
+CALLS = 20  # of an operator
 
 
 class Explained(SimpleNamespace):
@@ -33,6 +38,8 @@ class Explained(SimpleNamespace):
     alike: Explanation
     of_case: dict[str, Explanation]
     by_default: dict[str, object]
+    profiled: CompletedProcess[str]
+    own: Explanation
     missing: str
     recording: Path
 
@@ -63,6 +70,11 @@ def ask_all(folder: Path) -> Explained:
             found.of_case[case] = ask(info)
         wait_for(lambda: len(collector_pids(info.run_id)) == 1, "who explains the first incident ends")
         (found.by_default,) = json.loads(ddpwatch("explain", "--steps", str(STEPS), "--json").stdout)
+        begin(folder, "operators")
+        profile = "--how", "profiler", "--steps", str(MOST_PROFILED), "--trace", str(folder / "trace.json.gz")
+        found.profiled = ddpwatch("explain", info.run_id, "--rank", "1", "--with", "0", *profile)
+        begin(folder, "own")
+        found.own, _ = explain_live(LiveSource(info.publish), 1, 0, None, lambda line: None, profiler=True)
         begin(folder, "over")
         assert job.wait() == 0, job.output()
     return found
@@ -77,7 +89,7 @@ def begin(folder: Path, case: str) -> None:
 
 
 def ask(info: RunInfo) -> Explanation:
-    return explain_live(LiveSource(info.publish), 1, 0, STEPS, lambda line: None)
+    return explain_live(LiveSource(info.publish), 1, 0, STEPS, lambda line: None)[0]
 
 
 def lines_of(function: str) -> range:
@@ -140,9 +152,10 @@ def test_the_late_rank_is_explained_by_default(explained: Explained) -> None:
 
 def test_a_recording_has_the_explanations(explained: Explained) -> None:
     shown = ddpwatch("explain", str(explained.recording)).stdout
-    for found in (explained.alike, *explained.of_case.values()):
+    answers = (explained.alike, *explained.of_case.values(), explained.own)
+    for found in answers:
         assert found.text in shown
-    asked = [found.text for found in (explained.alike, *explained.of_case.values())]
+    asked = [*(found.text for found in answers), explained.profiled.stdout.splitlines()[0]]
     asked.append(str(explained.by_default["text"]))
     texts = Counter(found.text for found in explained_in(Recording(explained.recording)))
     texts.subtract(asked)
@@ -150,6 +163,33 @@ def test_a_recording_has_the_explanations(explained: Explained) -> None:
     assert [count for count in texts.values() if count] == [1]
     report = ddpwatch("report", str(explained.recording)).stdout
     assert f"Explained: {explained.of_case['forward'].text}" in report
+
+
+def test_a_profile_names_the_operator(explained: Explained) -> None:
+    lines, table, *_ = explained.profiled.stdout.split("\n\n")
+    says = rf"rank 1 spends [0-9.]+ ms more a step in aten::mm, in the forward: {CALLS} calls a step, its peer 0"
+    assert re.match(f"{says}\n", lines)
+    assert re.search(rf"\n +forward +{CALLS} : 0 +aten::mm +", table)
+    assert f"ms a step, in {MOST_PROFILED - 2} steps" in explained.profiled.stdout
+
+
+def test_a_profile_is_a_trace_too(explained: Explained) -> None:
+    assert explained.profiled.stderr.endswith("events; open it in https://ui.perfetto.dev\n")
+    events = json.loads(gzip.decompress((explained.folder / "trace.json.gz").read_bytes()))["traceEvents"]
+    slices = Counter((event["pid"], event["name"]) for event in events if event["ph"] == "X")
+    assert slices[1, "aten::mm"] - slices[0, "aten::mm"] == CALLS * (MOST_PROFILED - 2)
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"rank 0", "rank 1"}
+
+
+def test_steps_under_the_profiler_are_not_taken_for_others(explained: Explained) -> None:
+    statuses = Counter(m.status for m, _ in Recording(explained.recording) if isinstance(m, Step))
+    # The last one ends it. Of both ranks, and of rank 0 alone once rank 1 has its own.
+    assert statuses["profiled"] == 3 * (MOST_PROFILED + 1)
+    assert statuses["warmup"] == 2
+
+
+def test_a_job_with_a_profiler_of_its_own_is_left_alone(explained: Explained) -> None:
+    assert explained.own.text == "rank 1 was not profiled: the job has a profiler of its own"
 
 
 def test_parameters_are_those_of_the_unwatched_job(explained: Explained) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from ddpwatch.wire.messages import SampledLine, StackSamples
 
@@ -15,7 +16,7 @@ FEED = SampledLine("input", "", "data.py", 31, "read")
 
 
 def samples_of(
-    rank: int, rows: list[tuple[SampledLine, list[float]]], peer: int | None = 0, **about: int
+    rank: int, rows: list[tuple[SampledLine, list[float]]], peer: int | None = 0, **about: Any
 ) -> StackSamples:
     """The samples of a rank: of each line, ms in each step. A step before and one behind are sampled in part."""
     steps = len(rows[0][1])

@@ -29,6 +29,6 @@ def test_stacks_that_come_a_moment_later_are_waited_for() -> None:
     snapshot: list[Message] = [*hellos, *beats, stack(2), status(), *beats, status()]
     source.put(snapshot, every_ms=300)
     source.put([stack(0), stack(1), status()], every_ms=300)  # the snapshot shows a hang, but not where 0 and 1 are
-    found = explain_live(cast("LiveSource", source), None, None, None, lambda line: None)
+    found, _ = explain_live(cast("LiveSource", source), None, None, None, lambda line: None)
     assert "ranks 0, 1 wait at waits.py:7 in f" in found.text
     assert "rank 2 holds up the others at held.py:9 in g" in found.text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from ddpwatch.analysis.explanation import FEWEST_STEPS, SHOWN_LINES, WORTH, Explanations, explain, where
@@ -18,7 +21,7 @@ from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.viewer.explain import SAMPLED_S, request_of
 from ddpwatch.viewer.first_incident import FirstIncident
 from ddpwatch.viewer.state import RunState
-from ddpwatch.wire.messages import Bye, SampledLine, StackSamples
+from ddpwatch.wire.messages import OUTSIDE, Bye, SampledLine, StackSamples
 from tests.support.frames import enveloped, run
 from tests.support.runs import record, run_of
 from tests.support.sampled import FEED, LOSS, MS, a_pair, noisy, samples_of
@@ -268,3 +271,76 @@ def test_who_is_sampled_is_a_rank_that_is_named_late_or_given_and_one_that_is_no
     assert request.order.steps * request.step_s == pytest.approx(SAMPLED_S, abs=request.step_s)
     with pytest.raises(DdpwatchError, match="rank 2 has sent no samples"):
         request.answer(state)
+
+
+def profile_of(rank: int, rows: dict[str, tuple[int, list[float]]], **about: Any) -> StackSamples:
+    """A profile of a rank: in the forward, of each operator the calls in a step, and ms in each step."""
+    lines = [(SampledLine("forward", "", "", 0, name), ms) for name, (_, ms) in rows.items()]
+    samples = samples_of(rank, lines, profiler=True, **about)
+    samples.slots = samples.slots[1:-1]  # all are whole
+    samples.sample_slot = [slot - 1 for slot in samples.sample_slot[1:-1]]
+    samples.sample_line, samples.sample_ns = samples.sample_line[1:-1], samples.sample_ns[1:-1]
+    samples.calls = [calls * len(samples.slots) for calls, _ in rows.values()]
+    return samples
+
+
+STEADY = [10.0, 11.0, 9.0, 10.5, 9.5, 10.0, 11.0, 9.0, 10.0]
+
+
+def test_an_operator_that_is_called_more_often_is_named_with_its_calls() -> None:
+    here = {"aten::addmm": (20, [5 * ms for ms in STEADY]), OUTSIDE: (0, STEADY)}
+    found = explain([profile_of(3, here), profile_of(0, {"aten::addmm": (4, STEADY), OUTSIDE: (0, STEADY)})])
+    assert found is not None
+    more = "rank 3 spends 40.0 ms more a step in aten::addmm, in the forward: 20 calls a step, its peer 4"
+    assert found.text == more
+    assert "aten::addmm" in found.next_step
+    rendered = render_explanation(found)
+    assert re.search(r"phase +calls +operator", rendered)
+    assert re.search(r"forward +20 : 4 +aten::addmm +50.0 +10.0 ", rendered)
+    assert max(map(len, rendered.splitlines()[2:])) <= 80
+
+
+def test_the_same_operators_that_all_take_longer_are_not_named() -> None:
+    def rank(number: int, times: float) -> StackSamples:
+        rows = {name: (4, [times * ms for ms in STEADY]) for name in ("aten::addmm", "aten::gelu", "aten::bmm")}
+        samples = profile_of(number, rows)
+        samples.lines[1].phase = "backward"
+        return samples
+
+    found = explain([rank(3, 1.4), rank(0, 1.0)])
+    assert found is not None
+    assert found.text == "rank 3 runs the same operators as rank 0, 1.4 times as long: each takes more"
+
+
+def test_other_operators_are_certain_even_where_their_time_is_not() -> None:
+    rows = [{"aten::addmm": (calls, [10.0, 90.0] * 4), "aten::gelu": (4, STEADY[:8])} for calls in (20, 4)]
+    found = explain([profile_of(3, rows[0]), profile_of(0, rows[1])])
+    assert found is not None
+    assert found.text == (
+        "rank 3 runs other operators than rank 0, at no cost beyond noise: aten::addmm, in the forward: "
+        "20 calls a step, its peer 4"
+    )
+
+
+def test_what_python_does_between_operators_is_for_stacks_to_say() -> None:
+    here = {"aten::addmm": (4, STEADY), OUTSIDE: (0, [4 * ms for ms in STEADY])}
+    found = explain([profile_of(3, here), profile_of(0, {"aten::addmm": (4, STEADY), OUTSIDE: (0, STEADY)})])
+    assert found is not None
+    assert found.text.endswith(
+        " in outside of operators, in the forward: in Python, or waiting (--how stacks says where)"
+    )
+
+
+@pytest.mark.parametrize("rank", [3, 0])
+def test_why_a_rank_was_not_profiled_is_said(rank: int) -> None:
+    pair = [profile_of(each, {"aten::addmm": (4, STEADY)}) for each in (3, 0)]
+    next(each for each in pair if each.rank == rank).obstacle = "the job has a profiler of its own"
+    found = explain(pair)
+    assert found is not None
+    assert found.text == f"rank {rank} was not profiled: the job has a profiler of its own"
+    assert found.next_step == "sample stacks: `ddpwatch explain --rank 3`"
+    pair[0].calls = []
+    assert explain(pair) is not None
+    gathered = Explanations()
+    gathered.add_samples(pair[0])
+    assert gathered.all() == []

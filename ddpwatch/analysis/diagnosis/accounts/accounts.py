@@ -30,7 +30,7 @@ from ddpwatch.analysis.means import summed
 from ddpwatch.analysis.step import BucketKey, claims_of, split
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.common.statistics import RollingMedian
-from ddpwatch.sampling.levels import is_watched
+from ddpwatch.sampling.levels import PROFILED, is_watched
 from ddpwatch.wire.messages import PAUSE_PHASES, Mark, Step
 
 AccountKey = tuple[AccountName, str]  # its name, and the phase
@@ -60,6 +60,7 @@ _STARTUP: AccountKey = ("startup", "")
 BARE: AccountKey = ("other", "unwatched")
 _UNSEEN: AccountKey = ("other", "unseen")
 _ABORTED: AccountKey = ("other", "aborted")
+_PROFILED: AccountKey = ("other", PROFILED)
 
 
 @dataclass(slots=True)
@@ -461,10 +462,12 @@ class Ledger:
         """Splits a step that does not count."""
         share = across.share = StepShare(across.step, len(steps), found.total, alone=self._alone(steps))
         statuses = {step.status for step in steps}
-        if "warmup" in statuses or not self._references:
-            found.accounts[_ABORTED if "aborted" in statuses else _STARTUP] = found.total
-        elif "aborted" in statuses:
+        if "aborted" in statuses:
             found.accounts[_ABORTED] = found.total
+        elif PROFILED in statuses:
+            found.accounts[_PROFILED] = found.total
+        elif "warmup" in statuses or not self._references:
+            found.accounts[_STARTUP] = found.total
         else:
             for_pause = (len(steps) - 1) * sum(share.alone.values())
             mean = max(0, found.total - for_pause) / len(steps)

@@ -23,6 +23,7 @@ from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.common.text import in_ms
 from ddpwatch.common.units import NS_PER_MS
+from ddpwatch.sampling.levels import PROFILED
 from ddpwatch.wire.messages import PAUSE_PHASES, Stack
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
@@ -72,7 +73,8 @@ class Pauses:
         if len(self._durations) >= FEWEST:
             usual = self._durations.median
             excess = int(longest - usual)
-            if excess >= max(PAUSE_NS, PAUSE_STEPS * usual):
+            is_profiled = any(step.status == PROFILED for step in facts.across.ranks.values())
+            if excess >= max(PAUSE_NS, PAUSE_STEPS * usual) and not is_profiled:
                 self._add_stall(facts, excess, late, unusual=excess > self._tail.end(usual))
             if not facts.split.pauses:  # these have a known reason
                 self._tail.add_excess(excess, usual)

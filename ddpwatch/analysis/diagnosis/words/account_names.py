@@ -8,7 +8,7 @@ _NAMES = {
 }  # fmt: skip
 _OTHER = {
     "between": "gap between optimizer and forward", "unwatched": "longer in steps not watched", "unseen": "not seen",
-    "aborted": "aborted steps",
+    "aborted": "aborted steps", "profiled": "steps under torch's profiler",
 }  # fmt: skip
 
 _PHASES = {"between": "gap", "exposed_comm": "exposed", "other": "rest"}
