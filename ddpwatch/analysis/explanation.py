@@ -41,6 +41,7 @@ _LARGER = "a larger batch, or longer sequences?"
 _BATCHES = "compare the ranks' batch sizes and lengths of samples"
 _NO_CORE = "on its host, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: stop what is not the job's"
 _SLOW_MACHINE = "its code is not why: look at clocks, power limits and other processes of its device and host"
+_STACKS = "sample stacks, which say where: `ddpwatch explain --rank {}`"
 _WHERE = {
     "forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer",
     "sync": "while it waits for its buckets", "input": "before the forward", "between": "after the forward or backward",
@@ -193,7 +194,7 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
         text, following = _answer(own, lines, phases, ranks, len(slots))
     else:
         text = f"rank {obstacle.rank} was not profiled: {obstacle.obstacle}"
-        following = f"sample stacks: `ddpwatch explain --rank {own.rank}`"
+        following = _STACKS.format(own.rank)
     shown = sorted(lines, key=lambda line: abs(_more_ms(line)), reverse=True)[:SHOWN_LINES]
     shown.sort(key=_more_ms, reverse=True)
     compared_with = None if peer is None else peer.rank
@@ -374,6 +375,8 @@ def _answer(
     elif longer:
         said, place = f"rank {own.rank} spends {_more(longer[0])}", longer[0].place
         following = f"look at what {place} does on rank {own.rank}, and not on rank {own.peer}"
+        if longer[0].function == OUTSIDE:
+            following = _STACKS.format(own.rank)
     elif (other := next(filter(_calls_more, lines), None)) is not None:
         said = f"rank {own.rank} runs other operators than rank {own.peer}, at no cost beyond noise: {_calls(other)}"
         following = f"look at what calls {other.place} on one of them"
@@ -436,7 +439,7 @@ def _more(line: LineDifference) -> str:
     said = ", ".join(filter(None, (f"{number(line.difference_ms)} ms more a step in {line.place}", where(line))))
     if _calls_more(line):
         return f"{number(line.difference_ms)} ms more a step in {_calls(line)}"
-    return f"{said}: in Python, or waiting (--how stacks says where)" if line.function == OUTSIDE else said
+    return f"{said}: in Python, or waiting" if line.function == OUTSIDE else said
 
 
 def _denied(own: SampledRank, peer: SampledRank) -> str:

@@ -326,9 +326,8 @@ def test_what_python_does_between_operators_is_for_stacks_to_say() -> None:
     here = {"aten::addmm": (4, STEADY), OUTSIDE: (0, [4 * ms for ms in STEADY])}
     found = explain([profile_of(3, here), profile_of(0, {"aten::addmm": (4, STEADY), OUTSIDE: (0, STEADY)})])
     assert found is not None
-    assert found.text.endswith(
-        " in outside of operators, in the forward: in Python, or waiting (--how stacks says where)"
-    )
+    assert found.text.endswith(" in outside of operators, in the forward: in Python, or waiting")
+    assert found.next_step == "sample stacks, which say where: `ddpwatch explain --rank 3`"
 
 
 @pytest.mark.parametrize("rank", [3, 0])
@@ -338,7 +337,7 @@ def test_why_a_rank_was_not_profiled_is_said(rank: int) -> None:
     found = explain(pair)
     assert found is not None
     assert found.text == f"rank {rank} was not profiled: the job has a profiler of its own"
-    assert found.next_step == "sample stacks: `ddpwatch explain --rank 3`"
+    assert found.next_step == "sample stacks, which say where: `ddpwatch explain --rank 3`"
     pair[0].calls = []
     assert explain(pair) is not None
     gathered = Explanations()
