@@ -1,7 +1,7 @@
 """A rank's stacks, taken once when it stands still, and its training thread's in a pause. For the sender thread.
 
 Frames are read under the GIL, one thread's after the other's, and none is held longer. No signal is involved, and
-nothing is installed: docs/architecture.md, "Hangs", says why.
+nothing is installed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from ddpwatch.sampling.stack_order import MOST_PROFILED, StackOrder
 from ddpwatch.viewer.live_source import LiveSource
-from tests.support.jobs import SCRIPTS, Job, the_run, together
+from tests.support.jobs import SCRIPTS, Job, the_run, together, wait_for
 
 CODES = {"ValueError": 1, "SystemExit": 3, "KeyboardInterrupt": -2}
 
@@ -24,7 +24,6 @@ def end_of(path: Path, strategy: str, error: str, watched: str) -> tuple[int, st
         log=path / "log",
         streams=path / "streams",
         tears_down=True,
-        DDPWATCH_DIR=str(path / "runs"),
         DDPWATCH_DETAIL="full",
     ) as job:
         code = job.wait()
@@ -34,10 +33,11 @@ def end_of(path: Path, strategy: str, error: str, watched: str) -> tuple[int, st
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("error", CODES)
-def test_its_exit_code_and_output_are_the_jobs(tmp_path: Path, strategy: str, error: str) -> None:
+def test_its_exit_code_and_output_are_the_jobs(tmp_path: Path, run_directory: Path, strategy: str, error: str) -> None:
     ends = partial(end_of, tmp_path, strategy, error)
     bare, watched = together(lambda: ends("bare"), lambda: ends("watched"))
     assert watched == bare
+    wait_for(lambda: len(list(run_directory.glob("*.last.mcap"))) == 1, "the watched job's last steps are there")
     assert bare[:2] == (CODES[error], "ends\n")
     assert bool(bare[2]) == (error != "SystemExit")
 
@@ -45,11 +45,9 @@ def test_its_exit_code_and_output_are_the_jobs(tmp_path: Path, strategy: str, er
 @pytest.mark.parametrize(
     ("error", "code", "last"), [("ValueError", 1, "ValueError: the job's"), ("SystemExit", 3, ""), ("_exit", 4, "")]
 )
-def test_it_ends_as_ever_while_it_is_profiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, code: int, last: str
-) -> None:
+@pytest.mark.usefixtures("run_directory")
+def test_it_ends_as_ever_while_it_is_profiled(tmp_path: Path, error: str, code: int, last: str) -> None:
     """torch's profiler would end it by a segmentation fault."""
-    monkeypatch.setenv("DDPWATCH_DIR", str(tmp_path / "runs"))
     script = SCRIPTS / "ends_in_profile.py"
     with Job(script, error, log=tmp_path / "log", ranks=1, streams=tmp_path / "streams", tears_down=True) as job:
         source = LiveSource(the_run(job).publish)
