@@ -74,7 +74,7 @@ class StepShare(NamedTuple):
 
     @property
     def mean_ns(self) -> float:
-        """How long it took, over its ranks."""
+        """The mean over its ranks of how long it took."""
         return (self.total + sum(self.alone.values())) / self.ranks
 
     @property

@@ -95,7 +95,7 @@ class Samples:
 
 @dataclass(slots=True)
 class RankSamples:
-    """What is counted of one rank; its times and ``taken`` are of all steps but warm-up and aborted ones.
+    """Counts of one rank; its times and ``taken`` are of all steps but warm-up and aborted ones.
 
     Attributes:
         alone_ns: How long it paused alone before these.

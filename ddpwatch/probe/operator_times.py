@@ -1,4 +1,4 @@
-"""What a profile of the training thread says, summed up: each operator's own time, by step and phase. No torch."""
+"""Sums up a profile of the training thread: each operator's own time, by step and phase. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PhaseTimes = Sequence[tuple[str, int, int]]
 
 
 class Operator(NamedTuple):
-    """What is summed up as one."""
+    """An operator in a phase: its calls are summed up."""
 
     phase: str
     name: str

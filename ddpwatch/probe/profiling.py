@@ -328,7 +328,7 @@ class Profiling:
             rank=self._rank,
             order=order.number,
             explained=order.rank,
-            peer=None if order.peer == order.rank else order.peer,
+            peer=order.compared_with,
             start_ns=profile.begin,
             end_ns=profile.end,
             count=times.count,
@@ -350,7 +350,7 @@ class Profiling:
         global _current
         while (before := self._recorder.profile) is not None:
             before.done.wait()
-        profile = Profile(slots, median(self._usual) if self._usual else 0, self._guard)
+        profile = Profile(slots, self._usual_ns, self._guard)
         _current = self._recorder.profile = profile
         try:
             while not profile.done.wait(LOOK_S):
@@ -371,6 +371,10 @@ class Profiling:
 
     def _added_ns(self, profile: Profile, steps: int) -> int | None:
         """Returns what the profile has added to its steps, by those before it; None if none are known."""
-        if not (self._usual and profile.end):
-            return None
-        return max(0, round(profile.end - profile.begin - steps * median(self._usual)))
+        usual_ns = self._usual_ns
+        return max(0, round(profile.end - profile.begin - steps * usual_ns)) if usual_ns and profile.end else None
+
+    @property
+    def _usual_ns(self) -> float:
+        """What a step takes; 0 if that is not known."""
+        return median(self._usual) if self._usual else 0

@@ -109,7 +109,7 @@ class StackSampling:
             rank=self._rank,
             order=order.number,
             explained=order.rank,
-            peer=None if order.peer == order.rank else order.peer,
+            peer=order.compared_with,
             start_ns=samples.start_ns,
             end_ns=samples.end_ns,
             count=samples.count,

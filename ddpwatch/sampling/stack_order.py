@@ -41,6 +41,11 @@ class StackOrder(msgspec.Struct, tag="stack_order", frozen=True):
     profiler: bool = False
 
     @property
+    def compared_with(self) -> Rank | None:
+        """The peer; None if there is none."""
+        return None if self.peer == self.rank else self.peer
+
+    @property
     def topic(self) -> bytes:
         """What a viewer subscribes to, behind `ddpwatch.wire.transport.STACKS`."""
         how = b".profiler" if self.profiler else b""

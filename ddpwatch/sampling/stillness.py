@@ -12,7 +12,7 @@ from typing import Final
 from ddpwatch.common.statistics import median_low
 from ddpwatch.common.units import FOREVER_NS
 from ddpwatch.sampling.levels import BARE, is_counted
-from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Step
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Stack, Step
 
 STILL_NS: Final = 3_000_000_000
 PAUSE_NS: Final = 150_000_000
@@ -86,6 +86,11 @@ class Stillness:
         if self._steps:
             return max(STILL_NS, int(STILL_STEPS * median_low(self._steps)))
         return STILL_NS if self.beat is not None and self.beat.step else START_NS
+
+
+def is_of_hang(stack: Stack) -> bool:
+    """Returns whether the rank had been standing still for so long that it is no pause's stack."""
+    return stack.at_ns - stack.since_ns > STILL_NS
 
 
 def _position(beat: Beat) -> tuple[object, ...]:

@@ -51,7 +51,7 @@ class StackRequest:
     def text(self) -> str:
         """What is under way."""
         order = self.order
-        beside = "" if order.peer == order.rank else f" and rank {order.peer}"
+        beside = "" if order.compared_with is None else f" and rank {order.peer}"
         how = "profiling" if order.profiler else "sampling"
         return f"{how} rank {order.rank}{beside} for {order.steps} steps, some {order.steps * self.step_s:.0f} s"
 

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.words.incident_news import IncidentNews, News, cost_text, message_text, steps_text
-from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, lost_text
+from ddpwatch.analysis.diagnosis.words.incident_news import (
+    IncidentNews,
+    News,
+    cost_text,
+    costs_nothing,
+    message_text,
+    steps_text,
+)
+from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named, stack_lines
 from ddpwatch.analysis.estimate import Estimate
@@ -87,7 +94,7 @@ class RunLines:
         """
         diagnosis = self.state.diagnosis
         incidents, lost = diagnosis.incidents(), lost_text(diagnosis.lost())
-        unit, shown = self.state.unit, [one for one in incidents if not _is_negligible(one)]
+        unit, shown = self.state.unit, [one for one in incidents if one.severity != "info" or not costs_nothing(one)]
         rows = [
             [
                 KINDS[row.kind].name,
@@ -103,10 +110,6 @@ class RunLines:
         if more := len(incidents) - len(shown):
             lines.append(f"  … {more} more, of no cost worth a figure")
         return [heading, *lines] if self.state.steps else []
-
-
-def _is_negligible(incident: Incident) -> bool:
-    return incident.severity == "info" and incident.share is not None and incident.share < LEAST_SHARE
 
 
 def _below(incident: Incident) -> list[str]:

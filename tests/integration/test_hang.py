@@ -14,7 +14,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.recording.reader import Recording
-from ddpwatch.sampling.stillness import STILL_NS
+from ddpwatch.sampling.stillness import is_of_hang
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire.messages import Beat, Bye, Device, Group, Hello, Stack, Status, Step
 from ddpwatch.wire.transport import Frame
@@ -51,7 +51,7 @@ class Follower:
                 self.phases[message.rank] = message.phase
             elif isinstance(message, Step):
                 self.liveness.add_step(message, at_ns)
-            elif isinstance(message, Stack) and message.at_ns - message.since_ns > STILL_NS:  # not a pause's
+            elif isinstance(message, Stack) and is_of_hang(message):
                 self.liveness.add_stack(message)
             elif isinstance(message, Bye):
                 self.liveness.add_bye(message, at_ns)

@@ -39,7 +39,7 @@ from ddpwatch.analysis.launch_skew import RankFacts, common_keys
 from ddpwatch.analysis.placement import Placement
 from ddpwatch.analysis.step import BucketKey
 from ddpwatch.common.intervals import total_within
-from ddpwatch.sampling.stillness import STILL_NS
+from ddpwatch.sampling.stillness import is_of_hang
 from ddpwatch.wire.messages import (
     DEFAULT_GROUP,
     OWN_COLLECTIVES,
@@ -133,7 +133,7 @@ class Diagnosis:
             self._liveness.add_bye(message, received_ns)
             self.places.add_bye(message)
         elif isinstance(message, Stack):
-            if message.at_ns - message.since_ns > STILL_NS:
+            if is_of_hang(message):
                 self._liveness.add_stack(message)
             else:
                 self._pauses.add_stack(message)

@@ -89,7 +89,7 @@ class LatenessCause:
 
     @property
     def steps(self) -> int:
-        """How many late steps show it."""
+        """The number of late steps that show it."""
         return len(self._newest)
 
     def end(self, step: int) -> None:

@@ -195,7 +195,7 @@ class LateRank:
 
     @property
     def _is_growing(self) -> bool:
-        """Whether it has become later and later, along a straight line."""
+        """True if it has become later and later, along a straight line."""
         until = self.streak.until
         values = [(seen.step, seen.deviation) for seen in self.streak.values if seen.step <= until]
         if len(values) < NEWEST:

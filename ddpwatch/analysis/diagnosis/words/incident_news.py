@@ -26,8 +26,7 @@ class News:
         if self.what in ("started", "again", "worse"):
             return message if self.what == "started" else f"{self.what}: {message}"
         message = f"ended: {message}" if self.what == "ended" else message
-        is_cheap = self.incident.share is not None and self.incident.share < LEAST_SHARE
-        return message if is_cheap else f"{message}; cost {cost_text(self.incident, unit)}"
+        return message if costs_nothing(self.incident) else f"{message}; cost {cost_text(self.incident, unit)}"
 
 
 class IncidentNews:
@@ -107,6 +106,11 @@ def _is_end_of(before: Incident, now: Incident) -> bool:
 def message_text(incident: Incident) -> str:
     """Returns what happened, and the cause outside the job."""
     return incident.message + (f" ({incident.device})" if incident.device else "")
+
+
+def costs_nothing(incident: Incident) -> bool:
+    """Returns whether its cost is known, and would be shown as 0."""
+    return incident.share is not None and incident.share < LEAST_SHARE
 
 
 def cost_text(incident: Incident, unit: str) -> str:
