@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BOOTSTRAP = Path(__file__).parent / "job" / "path"
 END_GRACE_S = 5.0  # for what the collector leaves after the job
-RECORDING_S = 60.0  # for it to close a recording, where it hardly gets a core
+CROWDED_S = 60.0  # for what has a low priority, where it hardly gets a core
 OUTPUT_POLL_S = 0.2
 CLOCK_SLACK_S = 3600.0  # by which a file server's clock may be behind
 TERMINATING = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
@@ -137,6 +137,12 @@ class Launch:
             self._ender = threading.Thread(target=end_job, args=(self._process,), name="ddpwatch-end", daemon=True)
             self._ender.start()
             self.terminated.set()
+
+    def wait_for(self, event: threading.Event, seconds: float) -> None:
+        """Waits for an event, at most for so long. A signal that would end the job ends the wait."""
+        until = time.monotonic() + seconds
+        while not event.wait(0.02) and not self._hurried.is_set() and time.monotonic() < until:
+            pass
 
     def forget_startup(self) -> None:
         """Removes the start-up file, once the job is over."""
@@ -252,7 +258,7 @@ class Launch:
         started, said = time.monotonic(), False
         while (open_runs := [info for info in self.runs() if not info.ended]) and not self._hurried.wait(0.02):
             waited_s, records = time.monotonic() - started, any(info.recording for info in open_runs)
-            if waited_s > (RECORDING_S if records else END_GRACE_S):
+            if waited_s > (CROWDED_S if records else END_GRACE_S):
                 break
             if waited_s > END_GRACE_S and not said:
                 said = True
@@ -295,21 +301,24 @@ def run_headless(
 ) -> int:
     """Runs the job in this terminal, with a line about it on stderr every few seconds, and within ``alerts``."""
     with launch.job(None) as process, alerts or contextlib.nullcontext():
-        over = threading.Event()
-        narrator = threading.Thread(target=_narrate, args=(launch, over, budget_ppm), daemon=True)
+        begun, over = threading.Event(), threading.Event()
+        narrator = threading.Thread(target=_narrate, args=(launch, begun, over, budget_ppm), daemon=True)
         narrator.start()
         code = _exit_code(process)
         over.set()
+        launch.wait_for(begun, CROWDED_S)
         narrator.join(END_GRACE_S)
     launch.forget_startup()
     return code
 
 
-def _narrate(launch: Launch, over: threading.Event, budget_ppm: int) -> None:
+def _narrate(launch: Launch, begun: threading.Event, over: threading.Event, budget_ppm: int) -> None:
     """Prints lines about the job, from when it has started on, and lets it go first."""
     lower_thread()
-    from ddpwatch.viewer.plain import narrate_runs  # the job does not wait for imports
-
+    try:
+        from ddpwatch.viewer.plain import narrate_runs  # the job does not wait for imports
+    finally:
+        begun.set()
     narrate_runs(launch.runs, over, launch.without_run, launch.why, budget_ppm)
 
 
