@@ -44,7 +44,7 @@ class ActivityMonitor:
     Args:
         rank: Put into the marks.
         post: Takes a mark; must not block.
-        on_save: Called when something has been saved: what lies before that is not part of the next step.
+        on_save: Called when something has been saved, as no other step takes as long.
         on_wait: Takes each wait of the training thread for data: the DataLoader's iterator, start and end (ns).
         guard: Takes ddpwatch's errors.
 

@@ -408,10 +408,8 @@ class StepRecorder:
             self._validation = None
 
     def saved(self) -> None:
-        """Notes that a checkpoint has been written."""
-        if self.phase == "input":
-            self._stretch_end = 0
-            self._activity_end = self.clock()
+        """Notes that a checkpoint has been written: it is part of a step, but of none by which others are judged."""
+        self._stretch_end, self._cpu_ns = 0, None
 
     # -- backward --------------------------------------------------------------------------------------------
 

@@ -71,6 +71,13 @@ def test_it_is_the_rank_that_is_overdue_while_half_of_the_stall_is_still_to_come
     assert found.ranks == ()
 
 
+def test_it_is_nobody_s_while_all_go_on_through_collectives() -> None:
+    """A validation of all ranks, with a collective in each batch: heartbeats a moment apart differ by some."""
+    going_on = [*beats(0, 120, (500,)), *beats(0, 160, (1150,)), *beats(1, 123, (560,)), *beats(1, 163, (1200,))]
+    (found,) = stalls(going_on, ranks=2)
+    assert found.ranks == ()
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -131,10 +138,12 @@ def test_it_is_the_rank_that_was_still_between_steps_while_the_others_were_in_th
         places((700, "", 5, ""), (700, "input", 0, ""), (1500, "input", 0, "")),  # two are
         places((700, "", 5, ""), (100, "input", 0, ""), (1500, "", 5, "")),  # as in any step
         places((700, "", 5, ""), (700, "input", 0, ""), (1900, "", 1200, "")),  # and another one was for most of it
+        [*places((2, "optimizer", 1, "")), *places((1200, "input", 0, ""), (700, "input", 0, ""), (700, "input", 0, ""))],
     ],
 )
 def test_it_is_nobody_s_if_others_were_between_steps_too(messages: list[Beat]) -> None:
-    (found,) = stalls(messages)
+    """Nor if they still were in their step before, as this one began."""
+    (found,) = stalls(messages, took=[(5, STEP_MS + STALL_MS), *[(0, STEP_MS + STALL_MS)] * 2])
     assert (found.ranks, found.cost_ns) == ((), 3 * STALL_MS * MS)
 
 

@@ -610,12 +610,12 @@ def test_a_stretch_ends_when_steps_become_long() -> None:
     assert not script.recorder.forward_goes_by()
 
 
-def test_what_lies_between_two_steps_of_a_stretch_belongs_to_neither() -> None:
+def test_a_validation_between_two_steps_of_a_stretch_belongs_to_neither_and_a_save_to_the_second() -> None:
     def validated(recorder: StepRecorder) -> None:
         recorder.validation_begin(in_eval=True)
         recorder.validation_end()
 
-    for activity in (StepRecorder.saved, validated):
+    for activity, outside in ((StepRecorder.saved, 0), (validated, 500)):
         script = in_a_stretch()
         count, before = script.recorder.steps, script.now
         script.now += 500
@@ -624,7 +624,8 @@ def test_what_lies_between_two_steps_of_a_stretch_belongs_to_neither() -> None:
         script.recorder.finish()
         last, after = steps_of(script)[count : count + 2]
         assert last.start_ns + last.duration_ns == before
-        assert after.start_ns == before + 500
+        assert after.start_ns == before + outside
+        assert after.cpu_ns is None
 
 
 def test_an_exception_or_the_end_loses_no_finished_step_of_a_stretch() -> None:

@@ -58,7 +58,11 @@ class HeldUp:
         beats = self._beats_in(across)
         if (found := self._by_beats(across, beats, excess_ns)) is not None:
             return found
-        slow = [rank for rank, seen in beats.items() if not any(at < excess_ns / 2 for at in _began(seen))]
+        slow = [
+            rank
+            for rank, seen in beats.items()
+            if not any(missing.get(rank, 0) <= at < excess_ns / 2 for at in _began(seen))
+        ]
         if len(slow) != 1:  # else, the others are in theirs, and wait
             return None
         between = [gaps.get(slow[0], 0), *(at for at, beat in beats[slow[0]] if beat.phase == "input")]
@@ -103,7 +107,7 @@ class HeldUp:
             )  # then, half of the stall is still to come
             for at, beat in beats[slow]:
                 before = _before(beats, slow, at - usual_ns)
-                if 2 * usual_ns <= at <= left and self._level(meanwhile := _before(beats, slow, at + usual_ns)):
+                if 2 * usual_ns <= at <= left and self._level(meanwhile := _before(beats, slow, at)):
                     before = meanwhile  # overdue: it is late itself, and the others could not but wait for the rest
                 if self._behind({slow: beat, **before}) == slow:
                     return slow

@@ -197,10 +197,13 @@ class Pauses:
         phase = _longest_phase(facts, excess) if across.counted and rank is None else ""
         phase = self._held_up.doing(across, tuple(ranks), excess) or phase
         took = {other: max(0, int(step.duration_ns - usual)) for other, step in across.ranks.items() if other != rank}
+        source = facts.split.taken_for
         if rank is not None or (bare and phase):
-            self._ledger.reassign(sum(took.values()), facts.split.taken_for, phase, rank)
+            self._ledger.reassign(sum(took.values()), source, phase, rank)
+        elif phase in PLANNED:
+            self._ledger.reassign(min(sum(took.values()), facts.split.accounts.get(source, 0)), source, phase, None)
         if rank is not None and phase in PLANNED:
-            self._ledger.reassign(excess, facts.split.taken_for, phase, None)
+            self._ledger.reassign(excess, source, phase, None)
         return (() if rank is None else (rank,)), phase, sum(took.values()) if rank is not None else excess * len(took)
 
     def _who_launched_late(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str, int] | None:
