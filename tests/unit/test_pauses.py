@@ -186,6 +186,11 @@ class TestPauses:
         (found,) = with_collections([(0, 15 if n == 30 else 0) for n in range(60)])
         assert (found.kind, found.phase, found.severity) == ("pause", "gc", "info")
 
+    @pytest.mark.parametrize(("every", "severity"), [(4, "warning"), (10, "info")])  # 1.2 and 0.5 %
+    def test_collections_are_a_warning_where_they_cost_a_hundredth_of_a_step(self, every, severity):
+        (found,) = with_collections([(0, 15 if n % every == every - 1 else 0) for n in range(160)])
+        assert (found.kind, found.severity) == ("intermittent", severity)
+
     def test_a_checkpoint_is_no_warning(self):
         messages, at = [], 0
         for number in range(40):

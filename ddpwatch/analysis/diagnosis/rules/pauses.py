@@ -27,7 +27,7 @@ from ddpwatch.sampling.levels import PROFILED
 from ddpwatch.wire.messages import PAUSE_PHASES, Stack
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
-WORTH_NS = 5_000_000  # rank-time that a collection costs, on average: less is no warning
+WORTH = 0.01  # of a step, that collections cost which recur: less is no warning
 LONE_NS = 1_000_000_000  # what others wait for one that does not recur: less is no warning, as a job starts with one
 PAUSE_STEPS = 1.5  # in steps, longer than a usual step, at least
 WITHIN = 0.25  # a late rank's usual lateness, as a share of a pause: such a pause is part of its incident
@@ -274,9 +274,7 @@ def _incident(pause: Pause) -> Incident:
     planned = pause.phase in PLANNED or of_loop
     period = pause.period
     usual = not (pause.unusual or period) or pause.denied
-    minor = pause.phase == "gc" and (
-        pause.whole_cost_ns < pause.times * WORTH_NS if pause.recurs else pause.waited_ns < LONE_NS
-    )
+    minor = pause.phase == "gc" and ((pause.gain or 0.0) < WORTH if pause.recurs else pause.waited_ns < LONE_NS)
     incident = Incident(
         kind="intermittent" if pause.recurs and pause.phase == "gc" else "pause",
         severity="info" if planned or minor or usual else "warning",
