@@ -119,7 +119,7 @@ def view(path: Path) -> tuple[float, ...]:
         times.append(time.process_time())
         if state.now_ns - looked_ns >= LOOK_NS:
             looked_ns = state.now_ns
-            state.verdict(summariser.summarise(state.recent()), state.diagnosis.incidents())
+            state.verdict(summariser.summarise(state.window()), state.diagnosis.incidents())
         times.append(time.process_time())
         if not batch:
             break

@@ -11,14 +11,15 @@ from ddpwatch.analysis.means import Sums, kind_of, summed
 def share_of(across: StepAcrossRanks, waiting: int = 0, transfer: int = 0, unsplit: int = 0) -> StepShare:
     """Returns what a step adds to the estimates, as far as its own frames show it."""
     frames = across.ranks.values()
-    total = sum([step.duration_ns for step in frames])
     if not across.counted:
-        return StepShare(across.step, len(across), total)
-    _, phases, comm, exposed, *_, waited = zip(*[facts.figures for facts in across.all_facts().values()], strict=True)
+        return StepShare(across.step, len(across), sum([step.duration_ns for step in frames]))
+    taken, phases, comm, exposed, *_, waited = zip(
+        *[facts.figures for facts in across.all_facts().values()], strict=True
+    )
     found = StepShare(
         across.step,
         len(across),
-        total,
+        sum(taken),
         sum([step.own_ns for step in frames]),
         waiting,
         transfer,
@@ -45,10 +46,13 @@ class StepDigest:
 
     def __init__(self, across: StepAcrossRanks) -> None:
         self.across = across
-        self.durations = {rank: step.duration_ns for rank, step in across.ranks.items()}
         self.share = across.share or share_of(across)
         self.ranks: dict[int, RankFacts] = dict(across.all_facts()) if across.counted else {}
         self.skew: LaunchSkew = across.skew if across.counted else NO_SKEW
         figures = [fact.figures for fact in self.ranks.values()]
         self.kind = kind_of(across.step, figures)
         self.sums = Sums(figures)
+        if across.counted:  # frames need not be decoded again
+            self.durations = {rank: fact.figures.step_ns for rank, fact in self.ranks.items()}
+        else:
+            self.durations = {rank: step.duration_ns for rank, step in across.ranks.items()}

@@ -127,7 +127,7 @@ class Summariser:
         known, self._digests = self._digests, {}
         for across in steps:
             digest = known.get(across.step)
-            if digest is None or len(digest.ranks) != len(across):
+            if digest is None or digest.share is not across.share:
                 digest = StepDigest(across)
             self._digests[across.step] = digest
         return _summary(list(self._digests.values()))

@@ -13,7 +13,6 @@ import errno
 import io
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from mcap.exceptions import McapError
 from mcap.opcode import Opcode
 from mcap.records import Attachment, Metadata
 
+from ddpwatch.common.unpacking import unpacked
 from ddpwatch.run.regular import allow_all_files, open_regular
 from ddpwatch.wire.messages import MAX_FRAME_BYTES, MESSAGE_TYPES
 
@@ -168,16 +168,6 @@ def unpack_chunk(content: bytes) -> UnpackedChunk:
     return UnpackedChunk(messages, len(content))
 
 
-class _ThreadLocal(threading.local):
-    """One decompressor per thread: it must not be shared, and making one costs more than unpacking a small chunk."""
-
-    def __init__(self) -> None:
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_local = _ThreadLocal()
-
-
 def _unpack(content: bytes) -> bytes:
     _, _, size, crc, name_length = CHUNK.unpack_from(content)
     name = content[CHUNK.size : CHUNK.size + name_length]
@@ -188,7 +178,7 @@ def _unpack(content: bytes) -> bytes:
     if name == b"zstd":
         if zstandard.frame_content_size(packed) > RECORD_LIMIT:  # what zstd would allocate; the chunk may claim less
             raise ValueError("a chunk that unpacks to more than the limit")
-        data = _local.decompressor.decompress(packed, max_output_size=size)
+        data = unpacked(packed, max_output_size=size)
     elif name == b"":
         data = packed
     else:

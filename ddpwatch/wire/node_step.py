@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import msgspec
 import zstandard
 
+from ddpwatch.common.unpacking import unpacked
 from ddpwatch.wire.messages import MAX_FRAME_BYTES, MAX_NODE_RANKS, FrameError, NodeStep, Step, decode
 from ddpwatch.wire.transport import Envelope, Frame
 
@@ -19,7 +20,8 @@ MAX_UNPACKED: Final = MAX_FRAME_BYTES - (64 << 10)  # so that a message is a fra
 LEVEL: Final = 12  # from here on, zstd looks for matches of three bytes: the upper ones of a time
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_NODE_RANKS)])
+_as_sent: Final = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_NODE_RANKS)])
+_steps: Final = msgspec.msgpack.Decoder(list[Step])
 
 
 def pack(node: int, steps: Sequence[Step], hooks: Collection[int] | None = None) -> NodeStep:
@@ -79,11 +81,11 @@ def _expanded(message: NodeStep) -> list[tuple[Step, bytes]]:
     content = b""
     try:
         content = _unpacked(message.packed)
-        frames = [bytes(raw) for raw in _decoder.decode(content)]
-        steps = [step for frame in frames if isinstance(step := decode(frame), Step)]
-    except (FrameError, ValueError, RecursionError, zstandard.ZstdError, msgspec.DecodeError) as error:
+        frames = list(map(bytes, _as_sent.decode(content)))
+        steps = _steps.decode(content)
+    except (ValueError, RecursionError, zstandard.ZstdError, msgspec.DecodeError) as error:
         raise FrameError("invalid", f"a node's step: {error}", len(content)) from None
-    if [(step.rank, step.step) for step in steps] != [(rank, message.step) for rank in message.ranks]:
+    if [step.rank for step in steps] != message.ranks or any(step.step != message.step for step in steps):
         raise FrameError("invalid", "a node's step: of other ranks, or of another number", len(content))
     return list(zip(steps, frames, strict=True))
 
@@ -92,4 +94,4 @@ def _unpacked(packed: bytes) -> bytes:
     size = zstandard.frame_content_size(packed)
     if not 0 <= size <= MAX_UNPACKED:
         raise ValueError(f"{size} bytes")
-    return zstandard.decompress(packed)
+    return unpacked(packed)

@@ -8,6 +8,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import zstandard
 
+from ddpwatch.common.unpacking import unpacked
 from ddpwatch.wire.messages import MAX_FRAME_BYTES, MAX_TRACE_BYTES, FrameError, Ns
 
 LEVEL: Final = 9
@@ -84,7 +85,7 @@ def unpack(packed: bytes) -> tuple[list[tuple[int, int]], list[ProfiledEvent]]:
         size = zstandard.frame_content_size(packed)
         if not 0 <= size <= MAX_FRAME_BYTES:
             raise ValueError(f"{size} bytes")
-        found = _decoder.decode(zstandard.decompress(packed))
+        found = _decoder.decode(unpacked(packed))
         return found.starts, list(_events(found))
     except (ValueError, IndexError, zstandard.ZstdError, msgspec.DecodeError) as error:
         raise FrameError("invalid", f"a profile: {error}", len(packed)) from None

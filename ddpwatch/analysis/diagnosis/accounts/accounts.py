@@ -78,7 +78,6 @@ class StepSplit:
         blamed: Ranks that are late or paused: who waits for them does not wait by chance.
         buffers_ns: Transfer of DDP's buffers, of the same account as that of buckets.
         stalled_ns: Waits of all ranks for data in a single stall, which is an incident of its own.
-        gaps: By rank, how much lies between its step before and this one, if something does.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.
         like: The watched step that a bare one was split like.
@@ -95,7 +94,6 @@ class StepSplit:
     leads: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
     held_up: dict[int, int] = field(default_factory=dict)
-    gaps: dict[int, int] = field(default_factory=dict)
     blamed: Collection[int] = ()
     buffers_ns: int = 0
     stalled_ns: int = 0
@@ -252,6 +250,8 @@ class Ledger:
         waits: By the rank that was waited for (ns).
         watched_ns: Rank-time of watched steps.
         between_steps_ns: Rank-time between steps, without pauses, and steps that never came.
+        gaps: By rank, how much lies between the newest step and the one before, if something does: nearly all ranks
+            have some, so it is not kept of other steps.
         estimator: Of all steps but warm-up and aborted ones.
     """
 
@@ -261,6 +261,7 @@ class Ledger:
         self.waits: Counter[int] = Counter()
         self.watched_ns = 0
         self.between_steps_ns = 0
+        self.gaps: dict[int, int] = {}
         self.estimator = Estimator()
         self._paused: Counter[AccountKey] = Counter()  # by what a rank would have done meanwhile
         self._beyond: deque[float] = deque(maxlen=REFERENCES)  # see `_without_copies`
@@ -351,7 +352,7 @@ class Ledger:
             self._split_watched(across, found, pauses)
         else:
             self._split_other(across, steps, found)
-        self._add_gaps(steps, found, pauses)
+        self._add_gaps(steps, pauses)
         self._pending.append(found.accounts)
         if len(self._pending) >= MOST_PENDING:
             self._add_pending()
@@ -502,25 +503,27 @@ class Ledger:
         shortest = max(0, min(gaps.values(), default=0))
         return {rank: ns - shortest for rank, ns in gaps.items() if ns > shortest}
 
-    def _add_gaps(self, steps: Iterable[Step], found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
+    def _add_gaps(self, steps: Iterable[Step], pauses: Mapping[int, Pauses]) -> None:
         """Adds what lies between a rank's step before and this one: a validation, a checkpoint, or missing steps."""
         ends, numbers = self._ends, self._numbers
-        gaps: dict[AccountKey, int] = {}
+        self.gaps.clear()
+        accounts: dict[AccountKey, int] = {}
         for step in steps:
             rank, start, number = step.rank, step.start_ns, step.step
             end, before = start + step.duration_ns, ends.get(rank, start)
             if start > before:
                 missing = number > numbers.get(rank, number) + 1
-                found.gaps[rank] = start - before
+                self.gaps[rank] = start - before
                 left = [(before, start)]
                 for phase, stretches in pauses[rank].items() if rank in pauses else ():
-                    _add_ns(gaps, _KEYS[phase], total(intersect(left, stretches)))
+                    _add_ns(accounts, _KEYS[phase], total(intersect(left, stretches)))
                     left = subtract(left, stretches)
-                _add_ns(gaps, _UNSEEN if missing else _KEYS["other"], total(left))
-                self.between_steps_ns += 0 if missing else total(left)
+                ns = total(left)
+                _add_ns(accounts, _UNSEEN if missing else OTHER, ns)
+                self.between_steps_ns += 0 if missing else ns
             ends[rank], numbers[rank] = end if end > before else before, number
-        if gaps:
-            self.accounts.update(gaps)
+        if accounts:
+            self._pending.append(accounts)
 
 
 def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[str, int], Intervals]:

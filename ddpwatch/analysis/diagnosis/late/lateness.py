@@ -65,9 +65,10 @@ class GroupLateness:
         if not bets.add_step(row.step, noise.p_value(index, row.error_ns)):
             del self._bets[index]
             return None
+        if noise.new[index] <= noise.least_ns(row.error_ns):
+            return None
         capital, rhythm = bets.won()
-        needed = self._threshold if noise.is_known else self._threshold**CAUTION
-        if capital < needed or noise.new[index] <= noise.least_ns(row.error_ns):
+        if capital < (self._threshold if noise.is_known else self._threshold**CAUTION):
             return None
         chances = noise.p_values(index, self._over.get(index, -1))
         newest = list(reversed(chances))

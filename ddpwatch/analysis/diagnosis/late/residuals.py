@@ -92,7 +92,8 @@ class Residuals:
         self._before: Sequence[float] = [0.0] * count
         self.new: Sequence[float] = ()
         keep = 2 * KEEP_STEPS // max(1, self._compared - 1)  # so many of all other ranks are compared with
-        self._noise = [deque[tuple[int, float]](maxlen=keep) for _ in range(self._compared)]
+        self._noise = [deque[float](maxlen=keep) for _ in range(self._compared)]
+        self._noise_steps = [deque[int](maxlen=keep) for _ in range(self._compared)]  # in which these came
         self._durations: deque[int] = deque(maxlen=64)
         self._sorted: list[list[float]] = [[] for _ in range(self._compared)]
         self._scales: list[float] = []  # of what is new in a step, without a rank's own; the last one is that of all
@@ -131,16 +132,18 @@ class Residuals:
         if late and self._count == 2:
             return
         step, new = self.rows[-1].step, self.new
-        for at, noise in enumerate(self._noise):
+        for at, (noise, steps) in enumerate(zip(self._noise, self._noise_steps, strict=True)):
             if at not in late:
-                noise.append((step, new[at]))
+                noise.append(new[at])
+                steps.append(step)
 
     def hide(self, index: int, since: int) -> None:
         """Keeps what a rank has shown since a step out of the noise."""
         for at in range(self._compared) if self._count == 2 else (index,) if index < self._compared else ():
-            noise, least = self._noise[at], 0 if at == index else FEWEST
-            while len(noise) > least and noise[-1][0] >= since:
-                noise.pop()
+            steps, least = self._noise_steps[at], 0 if at == index else FEWEST
+            while len(steps) > least and steps[-1] >= since:
+                steps.pop()
+                self._noise[at].pop()
         self._due = 0
 
     def set_apart(self, since: int, until: int) -> None:
@@ -195,7 +198,7 @@ class Residuals:
             self._correlation_due = self.seen + 2 * NOISE_EVERY
             self._estimate_correlation(open_since)
         self._due = self.seen + (NOISE_EVERY if self.seen > 2 * NOISE_EVERY else 1)
-        self._sorted = [sorted([value for _, value in noise]) for noise in self._noise]
+        self._sorted = list(map(sorted, self._noise))
         least = self.late_ns * (1 - self.kept) / 2
         scales = [spread(known, least) for known in self._sorted]
         self._scales = [
@@ -227,10 +230,12 @@ class Residuals:
         for before, row in pairwise(self.rows):
             measured, old = row.measured[: self._compared], before.measured[: self._compared]
             new[row.step] = _whitened(measured, old, self.kept)
-        for at, noise in enumerate(self._noise):
-            kept = [(step, new[step][at]) for step, _ in noise if step in new]
+        for at, (noise, steps) in enumerate(zip(self._noise, self._noise_steps, strict=True)):
+            kept = [step for step in steps if step in new]
+            steps.clear()
+            steps.extend(kept)
             noise.clear()
-            noise.extend(kept)
+            noise.extend([new[step][at] for step in kept])
 
 
 def _whitened(measured: Sequence[int], before: Sequence[float], kept: float) -> list[float]:

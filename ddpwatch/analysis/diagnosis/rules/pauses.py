@@ -192,7 +192,7 @@ class Pauses:
             return (), "data", excess * len(across)
         bare, usual = not across.counted, across.longest_ns - excess
         all_wait = bare and self._held_up.doing(across, tuple(across.ranks), excess) == "data"
-        rank = None if all_wait else self._held_up.by(across, excess, facts.split.gaps)
+        rank = None if all_wait else self._held_up.by(across, excess, self._ledger.gaps)
         ranks = across.ranks if rank is None else (rank,)
         phase = _longest_phase(facts, excess) if across.counted and rank is None else ""
         phase = self._held_up.doing(across, tuple(ranks), excess) or phase
