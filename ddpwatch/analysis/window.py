@@ -117,7 +117,7 @@ class RankSummaries(Mapping[int, RankSummary]):
 
 
 class Summariser:
-    """Sums up a moving window: a step is digested when it comes in, and again when another rank has sent it."""
+    """Sums up a moving window: a step is digested when it comes in, and again once what it adds is another."""
 
     def __init__(self) -> None:
         self._digests: dict[int, StepDigest] = {}

@@ -7,10 +7,11 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.standing import Standing
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS
 from ddpwatch.analysis.diagnosis.words.verdict import verdict
+from ddpwatch.analysis.digest import StepDigest
 from ddpwatch.analysis.kept_steps import StepLimit
-from ddpwatch.analysis.window import summarise
+from ddpwatch.analysis.window import Summariser, summarise
 from ddpwatch.wire.messages import Mark, Span
-from tests.support.frames import MS, beat, bye, hello, killed, layout, light, run, state_of, step, synchronous
+from tests.support.frames import MS, bare, beat, bye, hello, killed, layout, light, run, state_of, step, synchronous
 
 UNKNOWN_OTHERWISE = "no bucket was seen; whether the ranks communicate otherwise is not known"
 
@@ -37,6 +38,17 @@ class TestSummary:
         steps = [step(rank, n, 40 * rank) for n in range(20) for rank in range(2)]
         summary = summarise(state_of([hello(0), hello(1, boot_id="other"), *steps]).recent())
         assert summary.ranks[1].late_ns is None
+
+    def test_a_step_that_stays_in_the_window_is_digested_once_bare_or_not(self, monkeypatch):
+        digested = []
+        monkeypatch.setattr(
+            "ddpwatch.analysis.window.StepDigest", lambda across: digested.append(across.step) or StepDigest(across)
+        )
+        steps = ((bare if n % 2 else step)(rank, n) for n in range(20) for rank in range(2))
+        state, summariser = state_of([hello(0), hello(1), *steps]), Summariser()
+        for _ in range(2):
+            summary = summariser.summarise(state.window())
+        assert len(digested) == len(set(digested)) == len(state.window()) > summary.count
 
 
 class TestVerdict:
