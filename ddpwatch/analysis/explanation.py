@@ -20,7 +20,7 @@ from msgspec import structs
 
 from ddpwatch.analysis.diagnosis.incident import Incident, StackGroup
 from ddpwatch.analysis.diagnosis.incident_json import Figures
-from ddpwatch.analysis.diagnosis.words.wording import places_of
+from ddpwatch.analysis.diagnosis.words.wording import places_of, ranks_named
 from ddpwatch.common.statistics import student
 from ddpwatch.common.text import number, percent
 from ddpwatch.common.units import NS_PER_MS
@@ -35,7 +35,8 @@ MATTERS = 0.05  # of a step: other lines do not say whether all take longer
 SPREAD = 2.0  # how many times more or less than all others a line may grow, where all grow together
 STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
 KEPT_ORDERS = 64
-SHOWN_LINES = 10  # that differ most: with all else, they fit on 24 lines
+SHOWN_LINES = 8  # that differ most: with all else, they fit on 24 lines
+MOST_NAMED = 2  # of them, where the second differs by half as much at least
 MORE_STEPS = 100  # to sample after too few, at least
 _LARGER = "a larger batch, or longer sequences?"
 _BATCHES = "compare the ranks' batch sizes and lengths of samples"
@@ -207,7 +208,9 @@ def explain_hang(hang: Incident) -> Explanation:
     stacks = hang.evidence.stacks or ()
     rank = next(iter([*hang.ranks, *(rank for group in stacks for rank in group.ranks)]), 0)
     text = f"hang: {'; '.join([hang.message, *places_of(stacks, hang.ranks)])}"
-    return Explanation(rank, None, 0, text, (), (), stacks)
+    held = next((group for group in stacks if group.site and set(group.ranks) & set(hang.ranks)), None)
+    following = "" if held is None else f"find out why {ranks_named(held.ranks)} does not go on from {held.site}"
+    return Explanation(rank, None, 0, text, (), (), stacks, following)
 
 
 def _more_ms(line: LineDifference) -> float:
@@ -373,8 +376,12 @@ def _answer(
         said = f"rank {own.rank} {does} as rank {own.peer}, {grown}"
         following = _BATCHES if grown.endswith(_LARGER) else _SLOW_MACHINE
     elif longer:
-        said, place = f"rank {own.rank} spends {_more(longer[0])}", longer[0].place
-        following = f"look at what {place} does on rank {own.rank}, and not on rank {own.peer}"
+        least = (longer[0].difference_ms or 0.0) / 2
+        main = [line for line in longer[:MOST_NAMED] if (line.difference_ms or 0.0) >= least]
+        said = f"rank {own.rank} spends {'; '.join([_more(main[0]), *(_more(line, 'ms') for line in main[1:])])}"
+        places = list(dict.fromkeys(line.place for line in main))
+        do = f"{' and '.join(places)} {'does' if len(places) == 1 else 'do'}"
+        following = f"look at what {do} on rank {own.rank}, and not on rank {own.peer}"
         if longer[0].function == OUTSIDE:
             following = _STACKS.format(own.rank)
     elif (other := next(filter(_calls_more, lines), None)) is not None:
@@ -435,10 +442,10 @@ def _most(lines: Sequence[LineDifference]) -> str:
     return ", ".join(filter(None, (f"{line.place}: {number(line.ms)} ms a step", where(line))))
 
 
-def _more(line: LineDifference) -> str:
-    said = ", ".join(filter(None, (f"{number(line.difference_ms)} ms more a step in {line.place}", where(line))))
+def _more(line: LineDifference, unit: str = "ms more a step") -> str:
+    said = ", ".join(filter(None, (f"{number(line.difference_ms)} {unit} in {line.place}", where(line))))
     if _calls_more(line):
-        return f"{number(line.difference_ms)} ms more a step in {_calls(line)}"
+        return f"{number(line.difference_ms)} {unit} in {_calls(line)}"
     return f"{said}: in Python, or waiting" if line.function == OUTSIDE else said
 
 

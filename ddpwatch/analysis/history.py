@@ -103,7 +103,8 @@ def _history(runs: Sequence[PastRun]) -> RunHistory:
     if changes:
         verdict, text = changes[-1].verdict, changes[-1].text
     elif len(timed) < FEWEST_RUNS:
-        verdict, text = "unknown", f"{len(timed)} runs to compare; {FEWEST_RUNS} of {FEWEST_STEPS} steps are needed"
+        few = f"{len(timed)} runs to compare; {FEWEST_RUNS} are needed, of {FEWEST_STEPS} steps each"
+        verdict, text = "unknown", few
     else:
         spread, _ = _spread(timed)
         verdict, text = "same", f"no run is faster or slower beyond what runs differ by ({percent(spread, 1)})"

@@ -155,7 +155,10 @@ def ls(
     as_json: Json = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show them live; Enter opens a run.")] = False,
 ) -> None:
-    """List live runs, with the verdict on each; exit with 1 if another machine could not be asked."""
+    """List live runs, with the verdict on each.
+
+    Exit with 1 if another machine could not be asked.
+    """
     from ddpwatch.common.text import clean
     from ddpwatch.run import rundir
     from ddpwatch.viewer.listing import rows_here, rows_on, run_table
@@ -268,7 +271,7 @@ def record(
     on_incident: OnIncident = None,
     notify: Notify = None,
 ) -> None:
-    """Record a running job, or the next one, until it ends or you press Ctrl-C."""
+    """Record a running job, or the next one, until its end or Ctrl-C."""
     from ddpwatch.recording.limits import environment_of, limits_from_environment
     from ddpwatch.run import rundir
     from ddpwatch.sampling.lease import parse_detail
@@ -332,7 +335,7 @@ def check(
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, max=3600, help="How long.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Check the machines that a job is about to run on: does a rank, host or link lag behind the others?
+    """Check a job's machines first: does a rank, host or link lag?
 
     Starts COMMAND with `-m ddpwatch.check` in place of its script. Exit with 1 if something is slow.
     """
@@ -355,7 +358,7 @@ def serve(
     ] = None,
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Listen there, on loopback.")] = 8000,
 ) -> None:
-    """Serve the dashboard to browsers on this machine, at a secret address."""
+    """Serve the dashboard to browsers, at a secret local address."""
     from ddpwatch.tui.browser import serve as serve_dashboards
 
     if target is not None and is_recording(target):
@@ -379,7 +382,10 @@ def mcp(
     ] = False,
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="For --http (default: any).")] = 0,
 ) -> None:
-    """Answer an agent's questions about runs, on stdin and stdout (Model Context Protocol)."""
+    """Answer an agent's questions about runs.
+
+    It speaks the Model Context Protocol, on stdin and stdout.
+    """
     from ddpwatch.mcp.server import serve, serve_http
 
     if http:

@@ -162,7 +162,10 @@ def history(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List a script's runs from their recordings: did one get slower, beyond what runs differ by anyway?"""
+    """List a script's recorded runs: did one get slower?
+
+    That is, beyond what runs differ by anyway.
+    """
     import shutil
 
     from ddpwatch.analysis.history import histories
@@ -252,7 +255,7 @@ def explain(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", min=3, help="Sample N steps (default: some 3 seconds of them), or profile up to 20."),
+        typer.Option(metavar="N", min=5, help="Sample N steps (default: some 3 seconds of them), or profile up to 20."),
     ] = None,
     how: Annotated[
         str, typer.Option(metavar="HOW", help="By stacks, or by operators of torch's profiler: profiler.")
@@ -263,7 +266,7 @@ def explain(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show why a rank is late: the lines of code that it spends more time in than another rank.
+    """Show why a rank is late: the lines of code that take it longer.
 
     Both ranks sample the stack of their training thread for some steps; with --how profiler, torch's profiler records
     these steps, and operators are compared. Of a recording, show what was sampled then.

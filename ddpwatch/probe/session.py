@@ -406,7 +406,8 @@ class ProbeSession:
         """Says that it has finished, or which exception (noted before it exits) or code ends this process."""
         error = self._ended_by or getattr(sys, "last_value", None)
         reason: EndReason = "finished" if error is None else "exception"
-        detail = "" if error is None else as_text(f"{type(error).__name__}: {error}".splitlines()[0], 500)
+        said = [type(error).__name__, *str(error).splitlines()[:1]]
+        detail = "" if error is None else as_text(": ".join(said), 500)
         if self._exit_code is not None and error is None:
             reason, detail = ("lost", f"exited with code {self._exit_code}") if self._exit_code else ("finished", "")
         recorder = self.recorder

@@ -25,7 +25,7 @@ def explained_in(recording: Recording) -> list[Explanation]:
         if isinstance(message, StackSamples):
             found.add_samples(message)
     if not (explanations := found.all()):
-        hint = "ddpwatch explain asks a live run for them; a recording of the same time has them, too"
+        hint = "run the job with DDPWATCH_EXPLAIN=first-incident, or ddpwatch explain while it is recorded"
         raise UsageError(f"{recording.path}: no stacks were sampled", hint)
     return explanations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from textwrap import shorten
 
 from ddpwatch.analysis.figures import GoodputFigures
 from ddpwatch.analysis.goodput import goodput
@@ -13,7 +14,7 @@ from ddpwatch.common.text import table as text_table
 from ddpwatch.report.charts import FEWEST_POINTS, chart
 
 _HEADER = ["started", "commit", "step ms", "steps", "throughput", "lost", "goodput", "recording"]
-MOST_WORST = 60  # characters of an incident
+MOST_WORST = 80  # characters of an incident
 
 
 def goodput_of(run: PastRun) -> GoodputFigures | None:
@@ -42,7 +43,7 @@ def render_history(history: RunHistory, width: int | None = None) -> str:
     lines = text_table(_HEADER, rows)
     for place, run in enumerate(history.runs, 1):
         said = [part for part in (verdicts.get(run.path, ""), run.worst) if part]
-        lines[place] += f"  {clean('; '.join(said))[:MOST_WORST]}" if said else ""
+        lines[place] += f"  {shorten(clean('; '.join(said)), MOST_WORST, placeholder=' …')}" if said else ""
     timed = [(float(place), run.step_ms) for place, run in enumerate(history.runs, 1) if run.step_ms is not None]
     drawn = []
     if width is not None and len(timed) >= FEWEST_POINTS:

@@ -16,6 +16,7 @@ from ddpwatch.wire.messages import Count, Rank
 
 MOST_STEPS: Final = 100_000
 MOST_PROFILED: Final = 20  # steps: each event takes memory
+PARTIAL: Final = 2  # steps that are not sampled whole: the first and the last
 EXPLAIN: Final = "DDPWATCH_EXPLAIN"  # of the job's environment: when to ask by itself
 FIRST_INCIDENT: Final = "first-incident"
 _FORM: Final = re.compile(rb"([0-9]{1,10})\.([0-9]{1,7})\.([0-9]{1,7})\.([0-9]{1,6})(\.profiler)?")

@@ -344,9 +344,9 @@ class DashboardApp(App[int]):
         if run is not None and isinstance(self.feed, LiveFeed):
             self.feed.choose(run)
 
-    def action_explain(self) -> None:
+    def action_explain(self, how: str = "stacks") -> None:
         """Explains why a rank is late: the one in question, or what a recording says of some."""
-        self.explaining.ask(self.view.rank_in_question)
+        self.explaining.ask(self.view.rank_in_question, how == "profiler")
         self.push_screen(ExplainScreen(self.explaining))
 
     def action_help(self) -> None:

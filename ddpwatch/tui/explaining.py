@@ -37,18 +37,18 @@ class Explaining:
         self._back = 0  # from the newest
         self._failure = ""
 
-    def ask(self, rank: int | None) -> None:
+    def ask(self, rank: int | None, profiler: bool = False) -> None:
         """Asks a live run why a rank is late; None: the late one. Of others, there is what was asked then.
 
-        In a hang, there is nothing to ask: ranks have said where they are. If nothing can be asked, and nothing was
-        asked before, what is under way says why.
+        It samples stacks, or profiles. In a hang, there is nothing to ask: ranks have said where they are. If nothing
+        can be asked, and nothing was asked before, what is under way says why.
         """
         self.withdraw()
         self._back = 0
         if hang_of(self._session.overview.diagnosed.incidents) is not None:
             return
         try:
-            self._request = self._request_of(rank)
+            self._request = self._request_of(rank, profiler)
         except UsageError as error:
             if not self._found:
                 choose = "choose one in view 4 (ranks), then press x"
@@ -57,11 +57,11 @@ class Explaining:
             self._asked_s = self._clock()
             self._order_stacks(self._request.order)
 
-    def _request_of(self, rank: int | None) -> StackRequest:
+    def _request_of(self, rank: int | None, profiler: bool) -> StackRequest:
         session = self._session
         if session.replay or session.over or session.state.end is not None:
             raise UsageError("no stacks were sampled", "that is possible while a run is live")
-        return request_of(session.state, rank, clock=self._clock)
+        return request_of(session.state, rank, clock=self._clock, profiler=profiler)
 
     def withdraw(self) -> None:
         """Asks for nothing more."""

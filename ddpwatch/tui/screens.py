@@ -32,14 +32,14 @@ HELP = """\
   /  f            filter, slowest rank  a          another run
   y  P  E         copy, SVG, export     T  A       colours, ASCII
   + -  < >        replay speed, by 5 s  O  .       loop, to the end
-  :               all commands          x          why a rank is late
+  :               all commands          x  X       why: code, operators
 """
 SIGNS = """\
 [b]Everywhere[/b]  times are means over the newest 50 steps, lateness and
             buckets p50 of these; "–" means not known
   [b]▒[/b] forward  [b]▓[/b] backward  [b]░[/b] optimizer  [b]█[/b] communication  [b]≈[/b] data
   [b]╱[/b] exposed  [b]╲[/b] exposed: waits for the last rank  [b]╍[/b] waits behind compute
-  A pause freezes the views, not a live run. Faded figures are stale."""
+  [b]⡇[/b] gradient ready  [b]◆[/b] mark  Faded: stale. A pause freezes views, not a live run."""
 
 
 class HelpScreen(ModalScreen[None]):
@@ -61,7 +61,7 @@ class ExplainScreen(ModalScreen[None]):
     """Shows why a rank is late, once that is known."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,x,q,enter,space", "dismiss", "Close"),
+        Binding("escape,x,X,q,enter,space", "dismiss", "Close"),
         Binding("left,h", "choose(-1)", "Older"),
         Binding("right,l", "choose(1)", "Newer"),
     ]

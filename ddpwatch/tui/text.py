@@ -43,29 +43,41 @@ def shorten(text: str, width: int) -> str:
     return "".join(kept) + "…"
 
 
+def first_fit(texts: Sequence[str], width: int) -> str:
+    """Returns the first of some texts, the longest first, that fits into ``width`` cells; else the last one, cut."""
+    return next((text for text in texts if cell_len(text) <= width), shorten(texts[-1], width))
+
+
 def wrap(text: str, width: int, lines: int) -> list[str]:
-    """Breaks a text between words into at most ``lines`` lines of ``width`` cells."""
+    """Breaks a text between words into at most ``lines`` lines of ``width`` cells; "…" if some are left out."""
     if width <= 0 or lines <= 0:
         return []
     out = [""]
     for word in text.split():
         joined = f"{out[-1]} {word}".lstrip()
-        if cell_len(joined) <= width or len(out) == lines or not out[-1]:
+        if cell_len(joined) <= width or not out[-1]:
             out[-1] = joined
-        else:
+        elif len(out) < lines:
             out.append(word)
+        else:
+            before = out[-1] if cell_len(out[-1]) + 2 <= width else out[-1].rpartition(" ")[0]
+            out[-1] = f"{before} …" if before else f"{out[-1]}…"
+            break
     return [shorten(line, width) for line in out]
 
 
 def flow(parts: Sequence[str], width: int, lines: int) -> list[str]:
-    """Puts parts onto at most ``lines`` lines of ``width`` cells; no part is broken."""
+    """Puts whole parts onto at most ``lines`` lines of ``width`` cells; "…" says that some are left out."""
     out: list[str] = []
     for part in parts:
         joined = f"{out[-1]} · {part}" if out else part
-        if out and (cell_len(joined) <= width or len(out) == lines):
+        if out and cell_len(joined) <= width:
             out[-1] = joined
-        else:
+        elif len(out) < lines:
             out.append(part)
+        else:
+            out[-1] += " …" if cell_len(out[-1]) + 2 <= width else ""
+            break
     return [shorten(line, width) for line in out]
 
 

@@ -15,7 +15,7 @@ from ddpwatch.analysis.diagnosis.words.turned_off import Off
 from ddpwatch.analysis.explanation import Explanation, explain, explain_hang
 from ddpwatch.common.text import spans
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS, StackOrder
+from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS, PARTIAL, StackOrder
 from ddpwatch.viewer.live_source import LiveSource, snapshot
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, WATCHING, StackSamples, Status, Step
@@ -172,13 +172,16 @@ def request_of(
             raise UsageError(NOBODY_LATE, "choose one: --rank 3, and --with 0 to compare it with")
         rank = late[0]
     if peer is None:
-        peer = next((other for other in _alike(state, rank) if other not in late), rank)
+        least_late = {other: at for at, other in enumerate(late)}
+        peer = max(_alike(state, rank), key=lambda other: least_late.get(other, len(late)), default=rank)
     for each in (rank, peer):
         if each not in state.ranks or not state.ranks[each].watched:
             raise UsageError(f"there is no rank {each} that is watched", f"there are {_named(_watched(state))}")
     step_s = _step_s(state, rank)
-    usual = MOST_PROFILED if profiler else max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s))
-    wanted = min(steps or usual, MOST_PROFILED if profiler else MOST_STEPS)
+    if profiler:
+        wanted = min(steps or MOST_PROFILED, MOST_PROFILED)
+    else:
+        wanted = min((steps or max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s))) + PARTIAL, MOST_STEPS)
     order = StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, wanted, profiler=profiler)
     return StackRequest(order, step_s, clock)
 

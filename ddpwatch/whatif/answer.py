@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import NormalDist, stdev
 
 from ddpwatch.analysis.diagnosis.incident_json import Figures
-from ddpwatch.common.text import percent
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import MIB
@@ -95,8 +94,7 @@ def most_to_save(exposed_ms: float, measured_ms: float, predictions: Iterable[Pr
     bound = next((found for found in predictions if found.change == BOUND_ALONE), None)
     if bound is None or exposed_ms < NOTABLE * measured_ms:
         return ""
-    exposed = f"{exposed_ms:.1f} ms exposed ({percent(exposed_ms / measured_ms)} of a step)"
-    text = f"caps, hooks and links can save {max(bound.gain_ms, 0.0):.1f} of {exposed} at most"
+    text = f"caps, hooks and links can save at most {max(bound.gain_ms, 0.0):.1f} of {exposed_ms:.1f} ms exposed"
     waits = bound.exposed_ms > NOTABLE * measured_ms
     return f"{text}; for {bound.exposed_ms:.1f} ms, ranks wait for the last one" if waits else text
 

@@ -25,7 +25,7 @@ LEAST_COMPRESSION = 2  # PowerSGD leaves a matrix alone that it would not make t
 FLOAT32_BYTES = 4
 UNKNOWN_LINK = 0.3  # standard error of the link's share from which on what a slower link costs is a guess
 MOST_CAP_MIB = 1 << 20
-SWEEP = "measure with torchrun -m ddpwatch.whatif.sweep, and give --wire wire.json"
+SWEEP = "measure with torchrun -m ddpwatch.whatif.sweep -o wire.json, then whatif --wire wire.json"
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:
     if resized and recorded.comm_hook:
         return f"the job has a comm hook ({recorded.comm_hook}), and what that sends is not known"
     if resized and not physics.curve.bends:
-        return f"only one bucket size was seen, so latency and rate cannot be separated; {SWEEP}"
+        return f"only one bucket size was seen: latency and rate do not show; {SWEEP}"
     if change.link < 1 and physics.link.error > UNKNOWN_LINK:
         return f"how much of their time collectives spend on the link does not show; {SWEEP}"
     if change.static_graph and (not recorded.flag("find_unused_parameters") or recorded.flag("static_graph")):

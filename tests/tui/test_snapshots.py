@@ -175,7 +175,7 @@ def body_shown(app, name, world, lines):
         ),
         "collectives": lambda: (
             "bucket▼" in body and "exposed ms" in body,
-            [int(line[1:8]) for line in lines[4:-2] if line[1:8].strip().isdigit()]
+            _first_numbers(lines[4:-2], len(app.views.collectives.rows()))  # below may be a row in detail
             == [row.index for row in app.views.collectives.rows()][: app.view.body_height - 2],
         ),
         "ranks": lambda: (
@@ -207,6 +207,10 @@ def body_shown(app, name, world, lines):
         ),
     }
     yield from shown[name]()
+
+
+def _first_numbers(lines, most):
+    return [int(line[1:8]) for line in lines if line[1:8].strip().isdigit()][:most]
 
 
 def covered(body):

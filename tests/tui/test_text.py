@@ -77,7 +77,7 @@ def test_fit_prefers_full_then_short_then_drops_the_least():
 
 
 def test_wrap_breaks_between_words_and_cuts_the_last_line():
-    assert wrap("one two three four", 9, 2) == ["one two", "three fo…"]
+    assert wrap("one two three four", 9, 2) == ["one two", "three …"]
     assert wrap("", 9, 2) == [""]
     assert wrap("x", 0, 2) == []
 
@@ -101,4 +101,5 @@ def test_runs_of_numbers_are_spans():
 def test_no_part_is_broken_between_lines():
     assert flow(["late 30 ms", "step 120 ms", "group 0–7"], 24, 3) == ["late 30 ms · step 120 ms", "group 0–7"]
     assert flow(["aaaa", "bbbb", "cccc"], 6, 2) == ["aaaa", "bbbb …"]
+    assert flow(["aaaa", "bbbb", "cccc"], 5, 2) == ["aaaa", "bbbb"]
     assert flow([], 10, 2) == []

@@ -98,7 +98,7 @@ class TestBlame:
             [noise.randint(0, 4), noise.randint(0, 4) + 55 * ((40 <= n < 140 and n % 5 == 1) or 200 <= n < 215)]
             for n in range(215)
         ]
-        before, now = late_ones(incidents(late))
+        now, before = late_ones(incidents(late))
         assert (before.kind, before.period, before.since_step, before.until_step) == ("intermittent", 5, 41, 136)
         assert (now.kind, now.since_step, now.phase, now.open) == ("straggler", 200, "backward", True)
 

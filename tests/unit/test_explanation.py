@@ -17,7 +17,7 @@ from ddpwatch.report.explained import explained_in, render_explanation
 from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
-from ddpwatch.sampling.stack_order import StackOrder
+from ddpwatch.sampling.stack_order import PARTIAL, StackOrder
 from ddpwatch.viewer.explain import SAMPLED_S, request_of
 from ddpwatch.viewer.first_incident import FirstIncident
 from ddpwatch.viewer.state import RunState
@@ -266,11 +266,21 @@ def test_who_is_sampled_is_a_rank_that_is_named_late_or_given_and_one_that_is_no
     with pytest.raises(UsageError, match="there is no rank 7 that is watched"):
         request_of(state, 7)
     order = request_of(state, 2, steps=40).order
-    assert (order.rank, order.peer, order.steps) == (2, 0, 40)
+    assert (order.rank, order.peer, order.steps) == (2, 0, 40 + PARTIAL)
+    assert request_of(state, 2, steps=10, profiler=True).order.steps == 10
     request = request_of(state, 2, 1)
-    assert request.order.steps * request.step_s == pytest.approx(SAMPLED_S, abs=request.step_s)
+    assert (request.order.steps - PARTIAL) * request.step_s == pytest.approx(SAMPLED_S, abs=request.step_s)
     with pytest.raises(DdpwatchError, match="rank 2 has sent no samples"):
         request.answer(state)
+
+
+def test_of_two_ranks_that_were_both_late_one_is_compared_with_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = RunState()
+    for message, envelope in enveloped([*run(12)]):
+        state.apply_message(message, envelope.received_ns)
+    monkeypatch.setattr("ddpwatch.viewer.explain._late_ranks", lambda _: [1, 0])
+    assert request_of(state, None).order.peer == 0
+    assert request_of(state, 0).order.peer == 1
 
 
 def profile_of(rank: int, rows: dict[str, tuple[int, list[float]]], **about: Any) -> StackSamples:

@@ -75,9 +75,17 @@ def test_a_change_that_no_run_shows_by_itself_is_found() -> None:
     assert [(change.b[-7:-5], change.verdict) for change in found.changes] == [("13", "slower"), ("25", "faster")]
 
 
+def test_a_figure_in_a_row_is_whole_or_left_out() -> None:
+    found = history(100)
+    worst = "rank 1 died of an exception (ValueError: the batch has another shape than before) at step 1140"
+    runs = [replace(found.runs[0], worst=worst)]
+    row = render_history(replace(found, runs=runs)).splitlines()[-1]
+    assert row.endswith(" than …")
+
+
 def test_too_few_runs_or_steps_say_nothing() -> None:
     assert (found := history(100, 150, 100, None)).verdict == "unknown"
-    assert found.text == "3 runs to compare; 4 of 20 steps are needed"
+    assert found.text == "3 runs to compare; 4 are needed, of 20 steps each"
 
 
 def test_only_alike_runs_are_compared_and_each_once() -> None:

@@ -98,7 +98,7 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
          "on node-a, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"),
         (Incident("slow_device", "info", "", evidence=starved("cpu_pressure")), "`ps -eo pid,pcpu,comm --sort=-pcpu`"),
         (Incident("slow_device", "info", "", evidence=starved(busy=[BusyProcess(9, "make", 97.4), RANK_1])),
-         "on node-a, most CPU time goes to make (pid 9) 97 % of a core, rank 1 (pid 4712) 80 % of a core: stop"),
+         "on node-a, besides the ranks, most CPU time goes to make (pid 9) 97 % of a core: stop"),
         (Incident("slow_input", "warning", "", phase="data"), "num_workers"),
         (Incident("slow_input", "warning", "", phase="data", evidence=starved("workers_read")), "on a faster disk"),
         (Incident("straggler", "warning", "", (1,), "data", evidence=starved("workers_run")), "let a sample cost less"),

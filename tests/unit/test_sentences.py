@@ -16,6 +16,7 @@ from ddpwatch.analysis.placement import Host
 from ddpwatch.wire.messages import BucketLayout, Layout
 
 EVIDENCE = Evidence(late_ms=30.0, excess_ms=29.0, group=[0, 1, 2, 3], step_ms=120.0)
+TOGETHER = Evidence(late_ms=30.0, parts_ms={"backward": 14.0, "forward": 13.0})
 LATE = Incident("drift", "warning", "", (2,), "backward", bucket=1, since_step=4, until_step=9, evidence=EVIDENCE)
 
 
@@ -34,6 +35,12 @@ LATE = Incident("drift", "warning", "", (2,), "backward", bucket=1, since_step=4
 )
 def test_a_late_rank(is_open: bool, text: str) -> None:
     assert late_rank_sentence(replace(LATE, open=is_open), None) == f"{text}bucket 1 on"
+
+
+def test_phases_that_only_together_explain_it_are_all_named() -> None:
+    late = replace(LATE, kind="straggler", phase="", evidence=TOGETHER, open=True)
+    said = late_rank_sentence(late, None)
+    assert said == "rank 2 is late by 30 ms in each step: its backward takes 14 ms longer; its forward 13 ms"
 
 
 def test_a_bucket_is_one_of_its_module() -> None:

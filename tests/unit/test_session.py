@@ -54,6 +54,8 @@ def test_what_a_script_says_neither_raises_nor_ends_the_watching(session: ProbeS
     names = [decode(encode(mark)).name for mark in session.queue.messages if isinstance(mark, Mark)]
     assert names == ["7", "?.pt"]
     assert decode(encode(session._goodbye())).detail == "FileNotFoundError: ?.pt"
+    session._ended_by = KeyboardInterrupt()
+    assert session._goodbye().detail == "KeyboardInterrupt"
 
 
 def test_the_goodbye_is_sent_though_the_gpu_answers_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

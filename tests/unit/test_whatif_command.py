@@ -116,7 +116,7 @@ def test_a_cut_file(file: Path, tmp_path: Path) -> None:
 def test_what_is_refused_is_no_change_that_was_tried(one_size: Path) -> None:
     done = CliRunner().invoke(app, ["whatif", str(one_size), "--cap", "5", "--free"])
     assert done.exit_code == 0
-    assert [line.partition(", so ")[0] for line in done.stdout.splitlines() if "not predicted" in line] == [
+    assert [line.partition(": latency ")[0] for line in done.stdout.splitlines() if "not predicted" in line] == [
         "not predicted: bucket cap 5 MiB: only one bucket size was seen",
         "not predicted: bucket cap 5 MiB + caps, hooks, links at best (the bound): only one bucket size was seen",
     ]

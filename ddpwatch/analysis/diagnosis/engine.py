@@ -312,8 +312,8 @@ class Diagnosis:
             open=streak.open,
             evidence=Evidence(
                 late_ms=late.late_ns / 1e6,
-                excess_ms=excess / 1e6,
-                parts_ms={name: ns / 1e6 for name, ns in parts.items()} if phase and len(parts) > 1 else None,
+                excess_ms=excess / 1e6 if phase else None,
+                parts_ms={name: ns / 1e6 for name, ns in parts.items()} if len(parts) > 1 else None,
                 throughout=throughout or None,
                 watched_steps=streak.watched,
                 step_ms=streak.step_ns / 1e6,
@@ -336,10 +336,10 @@ class Diagnosis:
         return known[1]
 
     def incidents(self) -> list[Incident]:
-        """Returns what went wrong so far: errors first, then what costs most."""
+        """Returns what went wrong so far: errors first, then the verdict's incident, then what costs most."""
         found = self._standing.judged(self._rejoined(), self._judged)
         found = [replace(incident, next_step=next_step(incident, self.places)) for incident in found]
-        return sorted(found, key=lambda incident: (SEVERITIES.index(incident.severity), -incident.cost_ns))
+        return sorted(found, key=_gravest_first)
 
     def spells(self) -> list[Incident]:
         """Returns it host by host, and each time that it came by itself."""
@@ -440,6 +440,11 @@ _waits = attrgetter("waits")
 
 def _gain(incident: Incident) -> float:
     return incident.gain or 0.0
+
+
+def _gravest_first(incident: Incident) -> tuple[bool, bool, int, int]:
+    grave = SEVERITIES.index(incident.severity)
+    return incident.severity != "error", not incident.foremost, grave, -incident.cost_ns
 
 
 def _note_held_up(split: StepSplit, ranks: Sequence[int], launches: Sequence[int]) -> None:

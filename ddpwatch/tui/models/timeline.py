@@ -97,7 +97,7 @@ def timeline_of_step(step: StepAcrossRanks, lanes: StepLanes) -> Timeline:
     title = f"step {lanes.step}"
     title += f" ({lanes.status})" if lanes.status else ""
     title += lanes.clocks
-    title += f", {len(lanes.missing)} ranks missing" if lanes.missing else ""
+    title += f", {len(lanes.missing)} rank{'s' * (len(lanes.missing) > 1)} missing" if lanes.missing else ""
     axis = lanes.length_ns, lanes.aligned
     return Timeline((step,), (lanes.lanes,), lanes.lanes.ranks, *axis, lanes.comm_rows, title, lanes.by_role)
 

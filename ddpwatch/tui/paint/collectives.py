@@ -12,7 +12,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM
 from ddpwatch.tui.paint.grid import Column, paint_grid
 from ddpwatch.tui.paint.spark import paint_columns
-from ddpwatch.tui.text import shorten, shorten_name
+from ddpwatch.tui.text import first_fit, shorten, shorten_name
 from ddpwatch.wire.messages import LayoutKind
 
 _LEAST_BAR = 16
@@ -119,8 +119,8 @@ def paint_collectives(
     room = width if width < 100 else int(width * 0.68)
     x = paint_grid(table, COLUMNS[kind], rows, first, selected, sorted_by, room)
     if width - x >= _LEAST_BAR:
-        longest, title, paint = _BARS[kind](rows)
-        table.put(x + 1, 0, shorten(title, width - x - 2), "heading")
+        longest, titles, paint = _BARS[kind](rows)
+        table.put(x + 1, 0, first_fit(titles, width - x - 2), "heading")
         for y, row in enumerate(rows[first : first + height - 2], start=1):
             paint(table, row, x + 1, width - x - 2, longest, y)
     _copy(table, canvas)
@@ -173,18 +173,21 @@ def _paint_cost(canvas: Canvas, row: BucketSummary, x: int, width: int, longest:
     canvas.fill(x + waits, x + travels, y, COMM["comm-a"], "comm-a")
 
 
-_Bars = tuple[float, str, Callable[[Canvas, BucketSummary, int, int, float, int], None]]  # longest, title, painter
+# The longest, titles, and what paints
+_Bars = tuple[float, Sequence[str], Callable[[Canvas, BucketSummary, int, int, float, int], None]]
 
 
 def _placed_bars(rows: Sequence[BucketSummary]) -> _Bars:
     longest = max((row.done or row.launch or 0 for row in rows), default=0) or 1
     origin = "forward" if any(row.use for row in rows) else "backward"
-    return longest, f"launch to done, {ms(longest)} ms from the {origin}'s start", _paint_bar
+    title = f"launch to done, {ms(longest)} ms"
+    return longest, (f"{title} from the {origin}'s start", title), _paint_bar
 
 
 def _cost_bars(rows: Sequence[BucketSummary]) -> _Bars:
     longest = max(((row.wait or 0) + (row.transfer or 0) for row in rows), default=0) or 1
-    return longest, f"wait, then transfer, in a step ({ms(longest)} ms)", _paint_cost
+    title = "wait, then transfer"
+    return longest, (f"{title}, in a step ({ms(longest)} ms)", f"{title} ({ms(longest)} ms)", title), _paint_cost
 
 
 _BARS: Mapping[LayoutKind, Callable[[Sequence[BucketSummary]], _Bars]] = {
@@ -199,19 +202,23 @@ def paint_bucket(
     fired: Sequence[tuple[str, float]],
     size_: tuple[int, int],
     first: int = 0,
+    alone: bool = True,
 ) -> list[Row]:
     """Paints one bucket: wait, transfer and exposed step by step, and its parameters by their hook fires.
 
     ``fired`` is (parameter, ns from the backward's start) in that order, on the lowest rank. FSDP2's are not seen.
+    ``alone`` says that no table is above it.
     """
     width, height = size_
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
     carried = f"{len(params)} parameter{'' if len(params) == 1 else 's'}"
-    title = f"{_named(row)}: {size(row.nbytes)}, {carried}, launched at {ms(row.launch)} ms"
+    title = f"{_named(row)}: {size(row.nbytes)}"
+    titles = [f"{title}, {carried}, launched at {ms(row.launch)} ms", f"{title}, {carried}", title]
     if row.kind == "call":
-        title = f"{_note(row)}: {size(row.nbytes)}"
-    canvas.put(1, 0, shorten(f"{title}, {_last_in_full(row)}   Escape: back", width - 2), "heading-strong")
+        titles = [f"{_note(row)}: {size(row.nbytes)}", title]
+    last, back = _last_in_full(row), "   Escape: back" if alone else ""
+    canvas.put(1, 0, first_fit([f"{text}, {last}{back}" for text in titles], width - 2), "heading-strong")
     y = 1
     tall = _CHART_ROWS if height >= 24 else 2
     for name, style, values in (

@@ -99,13 +99,13 @@ def step_text(model: Overview) -> str:
     if not model.link.paused:
         return f"step {model.newest_step}"
     shown = model.lanes.step if model.lanes else model.newest_step
-    return f"step {shown} of {model.newest_step} (paused)"
+    return f"step {shown} of {max(shown, model.newest_step)} (paused)"
 
 
 def _crowded(model: Overview, width: int) -> str:
     """Returns the first line's right end on a screen whose second line has no room for all figures."""
     room = min(width - len(step_text(model)) - 48, 24)  # 24: in short
-    extra = fit(_health(model), room) if room > len("lost 99") else []
+    extra = fit([field for field in _health(model) if len(field.short) <= room], room)
     return "".join(text for text, _ in extra) + "  " + step_text(model)
 
 
@@ -305,8 +305,13 @@ def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) ->
 
 def next_lines(model: Overview, width: int) -> list[str]:
     """Returns what to do next, wrapped to the width."""
-    text = on_screen(model.verdict.next_step)
-    return wrap(shorten_name(f"next: {text}", 400), width - 4, MOST_NEXT_ROWS) if text else []
+    text = shorten_name(on_screen(model.verdict.next_step), 400)
+    clauses = text.split("; ") if text else []
+    for count in range(len(clauses), 1, -1):
+        lines = wrap(f"next: {'; '.join(clauses[:count])}", width - 4, MOST_NEXT_ROWS + 1)
+        if len(lines) <= MOST_NEXT_ROWS:
+            return lines
+    return wrap(f"next: {clauses[0]}", width - 4, MOST_NEXT_ROWS) if clauses else []
 
 
 def line_below(model: Overview, width: int) -> Row:

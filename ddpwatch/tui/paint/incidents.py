@@ -97,7 +97,7 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
     plain = "faint" if row.when == "later" else "text"
     cells = (
         KINDS[incident.kind].name, _ranks(incident.ranks),
-        f"{PHASE_NAMES.get(incident.phase, incident.phase)} {shorten_name(row.layer, 40)}".strip() or UNKNOWN,
+        f"{_phases(incident)} {shorten_name(row.layer, 40)}".strip() or UNKNOWN,
         steps_text(incident), "" if incident.period is None else ordinal(incident.period),
         seconds_text(incident.cost_ns), share_text(incident.share),
     )  # fmt: skip
@@ -106,7 +106,14 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
     sign, colour = ("✗", style) if incident.kind == "death" and row.when == "over" else _WHEN[row.when]
     canvas.put(2, y, sign, style if row.when == "now" else colour)
     if canvas.width >= _WIDE:  # else the details have it
-        canvas.put(x + 2, y, shorten_name(message_text(incident), max(canvas.width - x - 3, 0)), plain)
+        for line in wrap(shorten_name(message_text(incident), 400), canvas.width - x - 3, 1):
+            canvas.put(x + 2, y, line, plain)
+
+
+def _phases(incident: Incident) -> str:
+    """Names the phase, or those that only together explain why a rank is late."""
+    phases = [incident.phase] if incident.phase else [*(incident.evidence.parts_ms or {})][:2]
+    return " + ".join(PHASE_NAMES.get(phase, phase) for phase in phases)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
-from ddpwatch.tui.text import shorten
+from ddpwatch.tui.text import first_fit, shorten
 
 MOST_ROWS = 10  # with heading and bar
 _STYLES: dict[tuple[AccountName, str], tuple[str, str]] = {  # in the order of the bar
@@ -48,7 +48,7 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
         until = ["" if model.diagnosed.whole else " so far"]
         if model.verdict.kind == "hang":  # whose time is in no account while it lasts
             until = [" before the hang", ", then a hang"]
-        _put_heading(canvas, next((share + text for text in until if len(share + text) <= width - 2), share))
+        _put_heading(canvas, first_fit([*(share + text for text in until), share], width - 2))
         _paint_bar(canvas, lost, 1)
         _paint_accounts(canvas, lost, model.diagnosed.unit, 2)
     return canvas.rows()
@@ -59,7 +59,7 @@ def lost_line(found: Diagnosed, width: int) -> str:
     if found.progress is not None:
         return f"where the time went: diagnosing … {percent(found.progress)}"
     texts = [lost_text(found.lost, most) for most in (3, 2, 1)]
-    return next((text for text in texts if len(text) <= width), shorten(texts[-1], width))
+    return first_fit(texts, width)
 
 
 def _put_heading(canvas: Canvas, text: str) -> None:

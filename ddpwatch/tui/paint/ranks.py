@@ -25,7 +25,7 @@ _COST = 20
 _GROUPS = 9
 _HOST = 18
 _SCALE = 30
-_ROOMY, _WRAPPED = 70, 100
+_ROOMY = 70
 
 
 def columns_for(width: int, overview: Overview) -> int:
@@ -205,7 +205,7 @@ def _paint_phase_means(canvas: Canvas, means: Mapping[str, float], y: int) -> in
     x = 1
     for phase, full, _, style, glyph in PHASE_STYLES:
         text = f" {full} {ms(means.get(phase))} ms  "
-        if canvas.width < _WRAPPED and x > 1 and x + 2 + len(text.rstrip()) > canvas.width:
+        if x > 1 and x + 2 + len(text.rstrip()) > canvas.width:
             x, y = 1, y + 1
         x = canvas.put(canvas.put(x, y, glyph * 2, style), y, text, "dim")
     return y + 1

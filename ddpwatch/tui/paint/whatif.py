@@ -8,13 +8,13 @@ from ddpwatch.common.text import percent, three_digits
 from ddpwatch.tui.models.whatif import Answer, Scenario, WhatIfModel
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
-from ddpwatch.tui.text import shorten, shorten_name, wrap
+from ddpwatch.tui.text import first_fit, shorten, shorten_name, wrap
 from ddpwatch.whatif.answer import Prediction, most_to_save
 from ddpwatch.whatif.wording import BOUND, nothing_sure, statement_of
 
 _GUTTER, _WIDE_GUTTER = 28, 42
 _STEP, _INTERVAL, _GAIN = 8, 16, 9
-_DETAIL_ROWS = 5
+_VERDICT_ROWS, _DETAIL_ROWS = 5, 5
 _LEAST_ROWS = 4  # of changes, before there is room for details
 _WIDE, _ROOMY = 120, 80
 _BEST = "◀"
@@ -32,9 +32,7 @@ def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | No
     answer = model.answer
     title = "what if: how long a step would take with other settings"
     titles = [title] if answer is None else _titles(answer)
-    canvas.put(
-        1, 0, next((text for text in titles if len(text) <= width - 2), shorten(titles[-1], width - 2)), "heading"
-    )
+    canvas.put(1, 0, first_fit(titles, width - 2), "heading")
     y = _paint_verdict(canvas, model, 1)
     if answer is not None:
         details = _DETAIL_ROWS if height - y - 2 >= _LEAST_ROWS + _DETAIL_ROWS else 0
@@ -52,7 +50,7 @@ def _titles(answer: Answer) -> Sequence[str]:
 def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
     sign, style, text = _verdict(model)
     canvas.put(1, y, sign, style)
-    lines = wrap(shorten_name(text, 400), canvas.width - 4, 4)
+    lines = wrap(shorten_name(text, 600), canvas.width - 4, _VERDICT_ROWS)
     for row, line in enumerate(lines, start=y):
         canvas.put(3, row, line, style if style == "good" else "text")
     return y + len(lines)
@@ -76,8 +74,7 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
     best = answer.best.prediction
     interval = f"{three_digits(best.gain_low_ms)} to {three_digits(best.gain_high_ms)}"
     gained = f"{three_digits(best.gain_ms)} ms a step ({interval}; {percent(best.gain)})"
-    text = "; ".join(filter(None, [f"{best.change} would gain {gained}: {statement_of(best.code)}", most]))
-    return "✓", "good", f"{text} ({missing})" if missing else text
+    return "✓", "good", "; ".join(filter(None, [f"{best.change} would gain {gained}", most, missing]))
 
 
 def _paint_changes(canvas: Canvas, answer: Answer, y: int, height: int, selected: int) -> int:
@@ -172,12 +169,9 @@ def _paint_detail(canvas: Canvas, answer: Answer, y: int, selected: int) -> None
         return
     found = answer.scenarios[selected].prediction
     canvas.fill(0, canvas.width, y, " ", "heading")
-    canvas.put(
-        1,
-        y,
-        shorten(f"{found.change}: {statement_of(found.code) or 'no line of code'}", canvas.width - 2),
-        "heading-strong",
-    )
+    code = statement_of(found.code)
+    texts = [f"{found.change}: {code or 'no line of code'}", *filter(None, [code])]
+    canvas.put(1, y, first_fit(texts, canvas.width - 2), "heading-strong")
     texts = [found.why, *([f"assumes: {found.assumes}"] if found.assumes else [])]
     _paint_texts(canvas, texts, y + 1)
 

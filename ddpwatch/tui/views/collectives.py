@@ -15,6 +15,7 @@ from ddpwatch.tui.views.base import RunView, hidden
 from ddpwatch.viewer.state import newest
 
 NEWEST = 50
+NOTES, LEAST_DETAIL = 4, 10  # rows besides those of the table; rows of a detail that is worth them
 
 
 class CollectivesView(RunView):
@@ -87,7 +88,14 @@ class CollectivesView(RunView):
         rows = self.rows()
         selected = self._selected_row(rows)
         if self.detail and rows:
-            return self._detail(rows[selected], width, height)
+            return self._detail(rows[selected], width, height, self.first)
+        below = height - len(rows) - NOTES
+        if rows and below >= LEAST_DETAIL:
+            detail = self._detail(rows[selected], width, below)
+            return [*self._table(rows, selected, width, height - below), *detail]
+        return self._table(rows, selected, width, height)
+
+    def _table(self, rows: list[BucketSummary], selected: int, width: int, height: int) -> list[Row]:
         room = max(height - 2, 1)
         self.first = min(max(self.first, selected - room + 1), selected)
         unseen = next((off.message for off in self.session.state.off.found() if off.feature == "collectives"), "")
@@ -97,10 +105,12 @@ class CollectivesView(RunView):
         keys = [row.bucket for row in rows]
         return keys.index(self.selected) if self.selected in keys else 0
 
-    def _detail(self, row: BucketSummary, width: int, height: int) -> list[Row]:
+    def _detail(self, row: BucketSummary, width: int, height: int, first: int | None = None) -> list[Row]:
+        """Paints the row below the table, or instead of it, from that parameter on."""
         params = self.session.state.layouts.bucket_params(row.index, module=row.module)
         history = self.table.history(row.bucket)
-        return paint_bucket(row, history, params, self._fired(set(params)), (width, height), self.first)
+        fired, alone = self._fired(set(params)), first is not None
+        return paint_bucket(row, history, params, fired, (width, height), first or 0, alone)
 
     def _fired(self, params: set[str]) -> list[tuple[str, float]]:
         """Returns the bucket's parameters by their hook fires on the lowest rank, in ns from the backward."""

@@ -148,11 +148,12 @@ class LogView(RunView):
                 self._show_step(step)
 
     def _step_of(self, incident: Incident, since: int) -> int:
-        """Returns its first step; of a live run the first that is kept, if there is one."""
+        """Returns its first step; of a live run the first that is kept and shows most, if there is one."""
         kept, newest = self.session.state.steps, self.session.overview.newest_step
         if self.session.replay or newest is None:
             return since
-        return next((step for step in struck(incident, newest) if step in kept), since)
+        steps = [step for step in struck(incident, newest) if step in kept]
+        return max(steps, key=lambda step: (kept[step].full, kept[step].counted), default=since)
 
     def scroll_ranks(self, by: int) -> None:
         """Selects another entry. Selecting the last line follows new ones."""

@@ -17,6 +17,7 @@ from ddpwatch.tui.paint.page import no_step
 from ddpwatch.tui.paint.ranks import TOP_ROWS, cell_size, columns_for, paint_heat, paint_rank
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView, hidden
+from ddpwatch.wire.messages import Mark
 
 DETAIL_STEPS = 200
 ROWS = ("hosts", "fit", "ranks")  # what is in a row; hosts only if there are several and more ranks than rows
@@ -118,9 +119,15 @@ class RanksView(RunView):
         return [row for row in self.session.overview.devices if rank in row.ranks]
 
     def _marks(self, rank: int) -> list[str]:
-        """Returns the rank's marks, newest first."""
-        own = [mark for mark in self.session.state.marks if mark.rank == rank]
-        return [mark.name + mark_duration(mark) for mark in reversed(own)]
+        """Returns the newest of the rank's marks of each name, newest first, and how many of it are kept."""
+        own: dict[str, list[Mark]] = {}
+        for mark in reversed(self.session.state.marks):
+            if mark.rank == rank:
+                own.setdefault(mark.name, []).append(mark)
+        return [
+            f"{name}{mark_duration(marks[0])}" + (f": the newest of {len(marks)}" if marks[1:] else "")
+            for name, marks in own.items()
+        ]
 
     def action_metric(self, by: int) -> None:
         """Shows another metric."""

@@ -108,9 +108,12 @@ class LatenessCause:
         return (phase, means[phase]) if phase and 2 * means[phase] >= late_ns else ("", 0.0)
 
     def parts(self, late_ns: float) -> dict[str, float]:
-        """Returns by how much each phase is longer that makes up a part of the lateness (ns), the largest first."""
+        """Returns by how much each phase is longer that makes up a part of the lateness (ns), the largest first.
+
+        None of them if all together do not explain at least half of it.
+        """
         parts = sorted((item for item in self._excess().items() if item[1] >= PART_SHARE * late_ns), key=itemgetter(1))
-        return dict(reversed(parts))
+        return dict(reversed(parts)) if 2 * sum(ns for _, ns in parts) >= late_ns else {}
 
     def _excess(self) -> dict[str, float]:
         """Returns by how much each phase is longer on average (ns)."""

@@ -14,12 +14,14 @@ from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Inc
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
 from ddpwatch.analysis.diagnosis.words.wording import processes_named, ranks_named
+from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
 from ddpwatch.wire.messages import Bye, Hello, Mark
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
 ON_SCREEN = "press 8 (what-if)"
-_EXPLAIN = re.compile(r"`ddpwatch explain[^`]*`")
-EXPLAIN_ON_SCREEN = "key x"
+_EXPLAIN = re.compile(r"`ddpwatch explain(?![^`]*--steps)[^`]*`")  # keys choose the number
+_PROFILE = re.compile(r"`ddpwatch explain[^`]*--how profiler[^`]*`")
+EXPLAIN_ON_SCREEN, PROFILE_ON_SCREEN = "key x", "key X"
 IN_LOG = "press 7 (log): "
 _LOGGED = ("read the stacks", "each of its incidents")
 _PREDICTS = "predicts what would help: other bucket sizes, comm hooks, links"
@@ -165,7 +167,7 @@ class JobPlaces:
             return answer
         names = f"names the lines in which rank {rank} spends more"
         if not self.are_there([rank]):
-            return f"if it comes again, ddpwatch explain {names}"
+            return f"run the job with {EXPLAIN}={FIRST_INCIDENT}: that {names}"
         command = f"`ddpwatch explain --rank {rank}` {names}"
         return command if incident.open else f"if it comes again, {command}"
 
@@ -201,7 +203,10 @@ def _device(incident: Incident, places: JobPlaces) -> str:
         return at + _BY_CAUSE[device.cause]
     who = "`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"
     if isinstance(device, DeviceFigures) and device.busy:
-        who = f"most CPU time goes to {processes_named(device.busy, places.ranks_on(host))}"
+        ranks = places.ranks_on(host)
+        others = [one for one in device.busy if one.pid not in ranks]
+        besides = "besides the ranks, " if others and len(others) < len(device.busy) else ""
+        who = f"{besides}most CPU time goes to {processes_named(others or device.busy, ranks)}"
     return f"{at}{who}: stop what is not the job's, or start fewer threads and workers"
 
 
@@ -311,7 +316,6 @@ def next_step(incident: Incident, places: JobPlaces) -> str:
 
 _BY_ACCOUNT: Final[Mapping[AccountName, str]] = {
     "jitter": f"give each rank cores of its own; or, if they have these, {_LENGTHS}",
-    "input": "give the DataLoader more workers (num_workers), with persistent_workers=True",
     "pause": "each of its incidents says what to do",
     "waiting": "each of its incidents says what to do",
 }
@@ -322,10 +326,13 @@ def next_step_for(lost: LostTime, places: JobPlaces) -> str:
     worst = next((account.name for account in lost_accounts(lost)), None)
     if worst is None:
         return ""
+    if worst == "input":
+        return f"give the DataLoader {places.more_workers}"
     return _BY_ACCOUNT.get(worst) or _exposed_by(places)
 
 
 def on_screen(text: str) -> str:
     """Returns a next step for the dashboard, which has keys for commands, and a view of incidents with their stacks."""
-    text = _EXPLAIN.sub(EXPLAIN_ON_SCREEN, _WHAT_IF.sub(ON_SCREEN, text))
+    text = _PROFILE.sub(PROFILE_ON_SCREEN, _WHAT_IF.sub(ON_SCREEN, text))
+    text = _EXPLAIN.sub(EXPLAIN_ON_SCREEN, text)
     return IN_LOG + text if text.startswith(_LOGGED) else text

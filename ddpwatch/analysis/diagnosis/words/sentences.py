@@ -33,11 +33,12 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
     text += _whose(evidence.group or ())
     if incident.kind == "drift":
         text += f", and {gets} later and later"
-    if incident.phase:
-        text += f": {phase_named(incident.phase)} {takes} {ms_named(evidence.excess_ms)} longer"
+    parts = dict(evidence.parts_ms or {})
+    if phase := incident.phase or next(iter(parts), ""):
+        longer_ms = evidence.excess_ms if incident.phase else parts[phase]
+        text += f": {phase_named(phase)} {takes} {ms_named(longer_ms)} longer"
     text += _where(incident, names)
-    parts = (evidence.parts_ms or {}).items()
-    return text + "".join(f"; {phase_named(one)} {ms_named(ms)}" for one, ms in parts if one != incident.phase)
+    return text + "".join(f"; {phase_named(one)} {ms_named(ms)}" for one, ms in parts.items() if one != phase)
 
 
 def _where(incident: Incident, names: LayerNames | None) -> str:
@@ -47,7 +48,8 @@ def _where(incident: Incident, names: LayerNames | None) -> str:
         return " throughout"
     if names is not None and incident.param is not None and (layer := names.layer(incident.param, rank)):
         return f", from {layer} on"
-    if incident.bucket is not None and incident.phase in ("", "backward"):
+    phase_known = bool(incident.phase or incident.evidence.parts_ms)
+    if incident.bucket is not None and (incident.phase == "backward" or not phase_known):
         bucket = incident.module or 0, incident.bucket
         return f", from {unit(names, bucket, rank)} {bucket_named(bucket, names, rank)} on"
     return ""
