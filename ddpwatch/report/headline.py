@@ -71,14 +71,16 @@ def goodput_sentence(report: Report) -> str:
     found = report.goodput
     if found is None:
         return ""
-    hours = rank_seconds(report.run.timing_source).replace("seconds", "hours")
+    unit, per_unit = rank_seconds(report.run.timing_source), 1
+    if found.rank_seconds >= S_PER_HOUR:
+        unit, per_unit = unit.replace("seconds", "hours"), S_PER_HOUR
     shares = {part: seconds / found.rank_seconds for part, seconds in found.seconds.items() if part != "steps"}
     rest = [f"{percent(share, 1)} {PART_NAMES[part]}" for part, share in shares.items() if share >= LEAST_SHARE]
     runs = f" in {len(found.runs)} runs" if len(found.runs) > 1 else ""
     parts = [
-        f"goodput: {percent(found.ratio, 1)} of {three_digits(found.rank_seconds / S_PER_HOUR)} {hours}{runs}",
+        f"goodput: {percent(found.ratio, 1)} of {three_digits(found.rank_seconds / per_unit)} {unit}{runs}",
         f"the rest: {', '.join(rest)}" if rest else "",
-        f"lost time: {three_digits(found.lost_hours)} {hours}",
+        f"lost time: {three_digits(found.lost_hours * S_PER_HOUR / per_unit)} {unit}",
         f"cost: {three_digits(found.cost)}, {three_digits(found.lost_cost)} of it lost" if found.cost else "",
         f"the run before, {found.missing}, is not here" if found.missing else "",
     ]

@@ -26,7 +26,7 @@ async def test_timeline_and_table(size):
     assert "group▼" in table
     rows = [line.split()[:3] for line in table.splitlines() if line.lstrip()[:2] == f"{LATE_BLOCK} "]
     assert [row[1] for row in rows] == ["gather", "gather", "scatter", "reduce"]
-    assert "group 0, all-gather: 1.0 MiB, 1 parameter, launched" in detail
+    assert "group 0, all-gather: 1.0 MiB, 1 parameter, " in detail
     assert "in group  parameter" in detail
     assert "fired" not in detail  # FSDP2 has no hooks that say when a gradient was there
 
