@@ -39,7 +39,7 @@ SIGNS = """\
             buckets p50 of these; "–" means not known
   [b]▒[/b] forward  [b]▓[/b] backward  [b]░[/b] optimizer  [b]█[/b] communication  [b]≈[/b] data
   [b]╱[/b] exposed  [b]╲[/b] exposed: waits for the last rank  [b]╍[/b] waits behind compute
-  [b]⡇[/b] gradient ready  [b]◆[/b] mark  Faded: stale. A pause freezes views, not a live run."""
+  [b]⡇[/b] gradient ready  [b]◆[/b] mark  Faded: stale. A pause freezes views only."""
 
 
 class HelpScreen(ModalScreen[None]):

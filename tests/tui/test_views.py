@@ -94,7 +94,10 @@ class TestEveryView:
         await pilot.press(key)
         await until(pilot, lambda: not pilot.app.view.pending)
         text = re.sub(
-            r"next: (key x|if it comes again, ddpwatch explain) (.*?) *$", r"next: \2", body(pilot.app), flags=re.M
+            r"next: (key x|run the job with DDPWATCH_EXPLAIN=first-incident: that) (.*?) *$",
+            r"next: \2",
+            body(pilot.app),
+            flags=re.M,
         )
         return whose(text)  # a recording's ranks cannot be asked
 
