@@ -27,7 +27,7 @@ exit 3
 """
 
 
-@pytest.mark.seconds(15)
+@pytest.mark.seconds(25)
 def test_a_command_gets_each_event_once_and_a_job_that_hangs_is_ended(run_directory: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.mcap"
     os.mkfifo(tmp_path / "go")

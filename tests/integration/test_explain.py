@@ -25,7 +25,7 @@ from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire.messages import Step
 from tests.support.jobs import SCRIPTS, Job, collector_pids, ddpwatch, live, messages, read_until, the_run, wait_for
 
-pytestmark = [pytest.mark.xdist_group("explain"), pytest.mark.seconds(25)]  # one job for all
+pytestmark = [pytest.mark.xdist_group("explain"), pytest.mark.seconds(70)]  # one job for all
 SCRIPT = SCRIPTS / "explained.py"
 STEPS = 40
 CALLS = 20  # of an operator

@@ -93,6 +93,7 @@ def parameters(folder: Path) -> list[str]:
     return [(folder / f"parameters{rank}").read_text() for rank in range(RANKS)]
 
 
+@pytest.mark.seconds(25)
 @pytest.mark.usefixtures("run_directory")
 def test_who_hangs_is_named_with_the_line_it_is_at(tmp_path: Path, control: list[str]) -> None:
     follower, file = Follower(), tmp_path / "run.mcap"

@@ -22,7 +22,7 @@ from tests.support.jobs import SCRIPTS, Frames, Job, live, messages, read_until,
 pytestmark = [
     pytest.mark.same_everywhere,
     pytest.mark.xdist_group("hosts"),
-    pytest.mark.seconds(45),
+    pytest.mark.seconds(40),
 ]  # one job for all, in this order
 RANKS = {"alpha": {0, 1}, "beta": {2, 3}}
 KNOCK = """

@@ -43,7 +43,7 @@ SLOW = ("--inject", "slow-forward:ms=200")  # the run lasts until devices were s
 CALM = ("--model", "mlp", "--data", "digits", "--batch-size", "16", "--inject", "slow-forward:ms=30")
 
 
-@pytest.mark.seconds(35)
+@pytest.mark.seconds(15)
 def test_watched_recorded_and_attached_to(run_directory: Path, tmp_path: Path) -> None:
     """A late viewer sees everything from the first frame on, once and in order; the recording holds the same."""
     file = tmp_path / "out.mcap"

@@ -43,7 +43,7 @@ from tests.support.prometheus import Scrape, check_with_promtool, needs, scrape
 pytestmark = [
     pytest.mark.same_everywhere,
     pytest.mark.xdist_group("metrics"),
-    pytest.mark.seconds(20),
+    pytest.mark.seconds(12),
 ]  # one job for all
 LATE_S = 0.1  # far more than what a busy machine adds
 LATE = ("--inject", f"slow-backward:rank=1,ms={LATE_S * 1000:.0f}")

@@ -16,7 +16,7 @@ from ddpwatch.wire.messages import Group, Layout, Step
 from tests.integration.scripts.own_loops import LOOPS, UPDATES
 from tests.support.jobs import SCRIPTS, Job
 
-pytestmark = [pytest.mark.xdist_group("own loops"), pytest.mark.seconds(40)]  # one job for all, and its unwatched twin
+pytestmark = [pytest.mark.xdist_group("own loops"), pytest.mark.seconds(10)]  # one job for all, and its unwatched twin
 # What each watched step but the first issues, on each rank
 ISSUES: dict[str, dict[str, int]] = {
     "all_reduce": {"all_reduce": 4},

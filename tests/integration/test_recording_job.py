@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.same_everywhere,
     pytest.mark.usefixtures("run_directory"),
     pytest.mark.xdist_group("recording"),  # one unwatched job for all
-    pytest.mark.seconds(35),
+    pytest.mark.seconds(25),
 ]
 STEPS = 150
 TRAINING = ["--model", "mlp:width=64", "--data", "digits", "--steps", str(STEPS), "--inject", "slow-forward:ms=20"]

@@ -68,7 +68,7 @@ ALL_CLOSED = "0<&- 1>&- 2>&-"
 IGNORING = ("sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh")  # as nohup, and ``&`` in a script
 
 
-@pytest.mark.seconds(45)
+@pytest.mark.seconds(15)
 def test_spawned_ranks_forked_workers_and_a_sitecustomize_that_is_already_there(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OTHER_SITECUSTOMIZE'] = 'ran'\n")
     file = tmp_path / "run.mcap"

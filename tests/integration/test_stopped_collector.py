@@ -29,7 +29,7 @@ from tests.support.jobs import (
     wait_for,
 )
 
-pytestmark = pytest.mark.same_everywhere
+pytestmark = [pytest.mark.same_everywhere, pytest.mark.seconds(15)]
 
 
 def newest(frames: Frames) -> dict[int, Step]:

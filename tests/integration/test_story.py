@@ -29,8 +29,8 @@ pytestmark = pytest.mark.same_everywhere
 
 SCRIPT = ROOT / "demo" / "story_job.py"
 SOON = 20  # steps until trouble is named, and until it is no longer
-PATIENCE = (PATIENCE_S, 0.25)  # seconds in all, and between two looks, each of which paints the screen
-HEALTHY = 300  # steps without trouble
+PATIENCE = (PATIENCE_S, 1.0)  # seconds in all, and between two looks, each of which paints the screen
+HEALTHY = 120  # steps without trouble
 INJECTED_MS = 80  # of lateness, or more
 CHANCE_MS = 4  # of lateness without trouble: it counts as noise, and the more of that, the later a rank is named
 ENOUGH = 8  # steps that show what a median of 16 says
@@ -198,7 +198,7 @@ def watcher():
     return DashboardApp(AttachSpec(list_ended=rundir.last_views), ticking=False)
 
 
-@pytest.mark.seconds(35)
+@pytest.mark.seconds(50)
 async def test_trouble_is_named_in_words_and_clears(run_directory, tmp_path):
     trouble, file = tmp_path / "trouble", tmp_path / "run.mcap"
     trouble.write_text("none")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.jobs import SCRIPTS, Job
 
-pytestmark = [pytest.mark.xdist_group("checks"), pytest.mark.seconds(25)]  # one job for all
+pytestmark = [pytest.mark.xdist_group("checks"), pytest.mark.seconds(15)]  # one job for all
 Answers = dict[str, Any]
 
 

@@ -12,7 +12,7 @@ from tests.integration.scripts.matrix_names import CAST_HOOKS, EXACT_HOOKS, EXAC
 from tests.support.jobs import SCRIPTS, Job
 from trainer.strategies import SHARDED
 
-pytestmark = [pytest.mark.xdist_group("matrix"), pytest.mark.seconds(30)]  # one job for all
+pytestmark = [pytest.mark.xdist_group("matrix"), pytest.mark.seconds(20)]  # one job for all
 Outcomes = dict[str, dict[str, Any]]
 EXACT = (*EXACT_STRATEGIES, *EXACT_HOOKS)
 FP16_EPSILON, BF16_EPSILON = 2**-10, 2**-7

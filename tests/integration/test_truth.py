@@ -21,7 +21,7 @@ from ddpwatch.common.intervals import intersect, total, union
 from ddpwatch.wire.messages import Span, Step
 from tests.support.jobs import SCRIPTS, Job
 
-pytestmark = [pytest.mark.xdist_group("truth"), pytest.mark.seconds(50)]  # one job for all
+pytestmark = [pytest.mark.xdist_group("truth"), pytest.mark.seconds(30)]  # one job for all
 MS = 1_000_000
 TOLERANCE = 5 * MS
 WRONG = 10 * MS

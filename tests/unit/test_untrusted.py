@@ -133,11 +133,11 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("ordinary") / "run.mcap", run_of(steps=40))
 
 
-@pytest.mark.seconds(15)
+@pytest.mark.seconds(8)
 @given(
     frames=runs(), selection=st.sampled_from([Selection(), Selection(first=1, stop=3), Selection(ranks=frozenset({0}))])
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_frames_break_anything(frames: list[Message], selection: Selection, ordinary: Path, tmp_path: Path) -> None:
     (tmp_path / "run.mcap").unlink(missing_ok=True)  # of the example before
     source = record(tmp_path / "run.mcap", iter([(m, BEGIN + place * 10**7) for place, m in enumerate(frames)]))
