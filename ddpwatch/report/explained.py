@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddpwatch.analysis.diagnosis.words.wording import call_lines
 from ddpwatch.analysis.explanation import Explanation, Explanations, SampledRank
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
@@ -10,7 +12,8 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.report.tables import explanation_table
 from ddpwatch.wire.messages import StackSamples
 
-_MODULE, _FUNCTION = 1, 2  # columns
+_MODULE, _FUNCTION = 1, 2  # columns; of a profile, the first has numbers
+_LEAST = {_MODULE: 6, _FUNCTION: 20}  # of them
 _SAMPLED = ("in", "gap ms", "cost", "ran", "starved", "preempted", "disk pages")
 
 
@@ -53,18 +56,18 @@ def tables_below(found: Explanation, width: int | None = None) -> list[str]:
     shown = explanation_table(found)
     rows = [[clean(cell) for cell in row] for row in [shown.header, *shown.rows]]
     if width is not None:
-        _cut_names(rows, width)
+        _cut_names(rows, width, (_FUNCTION,) if found.how == "profiler" else (_MODULE, _FUNCTION))
     lines = [*table(rows[0], rows[1:]), ""] if shown.rows else []
     header = ("", "calls" if found.how == "profiler" else "samples", *_SAMPLED)
     return [*lines, f"ms a step, in {found.steps} steps", "", *table(header, [*map(_sampled, found.ranks)])]
 
 
-def _cut_names(rows: list[list[str]], width: int) -> None:
+def _cut_names(rows: list[list[str]], width: int, columns: Sequence[int]) -> None:
     """Cuts names of modules from the start on, as their ends differ, and then those of functions before their place."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     excess = sum(widths) + 2 * len(widths) - 2 - width
-    for column, least in ((_MODULE, 6), (_FUNCTION, 20)):
-        most = min(max(widths[column] - excess, least), widths[column])
+    for column in columns:
+        most = min(max(widths[column] - excess, _LEAST[column]), widths[column])
         excess -= widths[column] - most
         for row in rows:
             name, gap, place = row[column].partition(" (")

@@ -13,7 +13,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.build import Drawn, report_of
-from ddpwatch.report.explained import explained_in, render_explanation
+from ddpwatch.report.explained import explained_in, render_explanation, tables_below
 from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.text import render_report
@@ -308,6 +308,7 @@ def test_an_operator_that_is_called_more_often_is_named_with_its_calls() -> None
     assert re.search(r"phase +calls +operator", rendered)
     assert re.search(r"forward +20 : 4 +aten::addmm +50.0 +10.0 ", rendered)
     assert max(map(len, rendered.splitlines()[2:])) <= 80
+    assert "20 : 4" in "\n".join(tables_below(found, 60))  # no figure is cut
 
 
 def test_the_same_operators_that_all_take_longer_are_not_named() -> None:
