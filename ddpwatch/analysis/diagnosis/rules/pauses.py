@@ -133,8 +133,9 @@ class Pauses:
                 self._recurring((rank,), phase, facts, ns).add_mark(step, ns, cost, seen=facts.across.counted)
 
     def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
-        """Adds a single step that took far longer than others, and that no mark explains."""
-        if 2 * max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0) >= excess:
+        """Adds what no mark explains of a single step that took far longer than others."""
+        marked = max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0)
+        if 2 * marked >= excess:
             return
         ranks, phase, cost = self._who(facts, excess)
         if any(2 * (self._lags or {}).get(rank, 0) >= excess for rank in ranks):
@@ -146,7 +147,7 @@ class Pauses:
             return
         step = facts.across.step
         pause = Pause(ranks, phase, step, ranks_in_run=len(facts.across), bare=not facts.across.counted)
-        pause.add_step(step, excess, cost)
+        pause.add_step(step, excess - marked, cost * (excess - marked) // excess)
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
         pause.sites = self._sites(facts)
         if not ranks:

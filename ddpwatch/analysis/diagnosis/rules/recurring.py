@@ -165,10 +165,13 @@ class Pause:
             self.phase = (other.phase if self.phase in VAGUE else self.phase) if again else ""
         if again:
             self.device = self.device and other.device  # not what was the cause only once
-            self.starts.extend(other.starts)
+        if not again:
+            self.count += other.count
+        elif other.since not in self.starts:  # else, a mark has shown a part of it
+            self.starts = deque(sorted([*self.starts, *other.starts]), maxlen=KEEP_STRUCK)
             self.times += other.times
-        self.until = other.until
-        self.count += other.count
+            self.count += other.count
+        self.until = max(self.until, other.until)
         self.longest_ns = max(self.longest_ns, other.longest_ns)
         self.excess_ns += other.excess_ns
         self.cost_ns += other.cost_ns
