@@ -11,7 +11,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.chart import paint_chart
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.spark import sparkline
-from ddpwatch.tui.text import Field, fit, shorten, shorten_host, shorten_name
+from ddpwatch.tui.text import Field, first_fit, fit, shorten, shorten_host, shorten_name
 from ddpwatch.wire.messages import Device
 
 _LEAST_PANEL_CHART = 5
@@ -221,8 +221,9 @@ def _paint_shares(canvas: Canvas, card: DeviceCard, y: int, width: int) -> None:
         canvas.put(1, y, text[:width], "dim")
         return
     text = f"compute {percent(shares.compute)}, waiting {percent(shares.waiting)}, other {percent(shares.rest)}"
-    text = f" {text} of the step, {card.ranks} rank{'s' if card.ranks > 1 else ''}"
-    text = shorten(text, max(width - 8, 0))
+    of_step = f" {text} of the step"
+    ranks = f", {card.ranks} rank{'s' if card.ranks > 1 else ''}"
+    text = first_fit([of_step + ranks, of_step, f" {text}"], max(width - 8, 0))
     room = max(width - len(text) - 1, 0)
     compute = round(room * shares.compute)
     waiting = min(round(room * shares.waiting), room - compute)

@@ -10,7 +10,7 @@ from ddpwatch.tui.paint.axis import Axis, paint_axis
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.lanes import LaneRows, choices, paint_lane
 from ddpwatch.tui.paint.legend import legend
-from ddpwatch.tui.text import fit, shorten, shorten_name
+from ddpwatch.tui.text import fit, shorten, shorten_name, wrap
 
 INSPECTION_ROWS = 4
 _LEAST_HEIGHT = 12  # a lower body shows no exact values
@@ -123,5 +123,6 @@ def _paint_values(canvas: Canvas, found: Inspection, y: int) -> None:
     width = canvas.width - 2
     canvas.put_runs(1, y, fit(found.position, width))
     canvas.put_runs(1, y + 1, fit(found.bucket, width))
-    canvas.put(1, y + 2, shorten_name(found.params, width), "dim")
+    for line in wrap(shorten_name(found.params, 1000), width, 1):
+        canvas.put(1, y + 2, line, "dim")
     canvas.put(1, y + 3, shorten(found.measured, width), "warn")
