@@ -28,7 +28,7 @@ from ddpwatch.analysis.diagnosis.words.evidence import ELSEWHERE, SENTENCES, evi
 from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.wire.messages import BusyProcess, Mark, Status
+from ddpwatch.wire.messages import BusyProcess, Layout, LayoutKind, Mark, Status
 from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
@@ -156,6 +156,23 @@ def test_of_a_run_that_is_recorded_the_recording_is_read_which_outlives_it() -> 
     found = Diagnosis(Layouts(Groups()), Groups())
     found.apply_message(Status(at_ns=1, frames=1, bytes=1, recording="my run.mcap"), 1)
     assert found.places.what_if == "`ddpwatch whatif 'my run.mcap'`"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "does"),
+    [
+        (("bucket", "call"), "whatif"),  # as of metrics that are reduced
+        (("group", "call"), "set_modules_to_forward_prefetch"),  # as for the norm of gradients
+        (("call",), "async_op=True"),
+    ],
+)
+def test_what_hides_transfers_depends_on_the_wrapper_whatever_else_is_called(
+    kinds: tuple[LayoutKind, ...], does: str
+) -> None:
+    job = places("a.mcap")
+    for kind in kinds:
+        job.add_layout(Layout(rank=0, epoch=0, params=[], buckets=[], kind=kind))
+    assert does in next_step(Incident("exposed_comm", "warning", ""), job)
 
 
 def test_the_dashboard_has_a_view_for_what_if() -> None:

@@ -128,7 +128,7 @@ class Diagnosis:
             self.places.add_hello(message)
             self._liveness.add_hello(message.rank, received_ns)
         elif isinstance(message, Layout):
-            self.places.layout_kind = message.kind
+            self.places.add_layout(message)
         elif isinstance(message, Bye):
             self._liveness.add_bye(message, received_ns)
             self.places.add_bye(message)

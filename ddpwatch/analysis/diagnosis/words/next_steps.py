@@ -15,7 +15,7 @@ from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
 from ddpwatch.analysis.diagnosis.words.wording import processes_named, ranks_named
 from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
-from ddpwatch.wire.messages import Bye, Hello, Mark
+from ddpwatch.wire.messages import Bye, Hello, Layout, LayoutKind, Mark
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
 ON_SCREEN = "press 8 (what-if)"
@@ -75,14 +75,14 @@ class JobPlaces:
 
     Attributes:
         source: What `ddpwatch whatif` reads: a recording, as a run's ends with it; else the newest run of the job.
-        layout_kind: What its collectives carry: DDP's buckets, FSDP2's groups, or what calls of its own do.
+        layout_kind: What its wrapper's collectives carry, or those of its own calls, if there is no wrapper.
         explained: Ranks whose stacks were sampled: the newest such step of each, and what to do after that.
     """
 
     def __init__(self, source: str = "") -> None:
         self.source = source
         self._is_live = not source
-        self.layout_kind = "bucket"
+        self.layout_kind: LayoutKind | None = None
         self.explained: Mapping[int, tuple[int, str]] = {}
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
@@ -96,6 +96,11 @@ class JobPlaces:
         """Takes a rank's introduction; a newer one counts."""
         self._hellos[hello.rank] = hello
         self._ended.discard(hello.rank)
+
+    def add_layout(self, layout: Layout) -> None:
+        """Takes what a rank's collectives carry."""
+        if layout.kind != "call" or self.layout_kind is None:
+            self.layout_kind = layout.kind
 
     def add_mark(self, mark: Mark) -> None:
         """Takes a wait for a DataLoader."""
@@ -222,7 +227,7 @@ def _input(incident: Incident, places: JobPlaces) -> str:
 
 def _exposed_by(places: JobPlaces) -> str:
     """Returns what to do about exposed transfers, by what collectives carry: only DDP's can be predicted."""
-    return _OF_COLLECTIVES.get(places.layout_kind) or f"{places.what_if} {_PREDICTS}"
+    return _OF_COLLECTIVES.get(places.layout_kind or "bucket") or f"{places.what_if} {_PREDICTS}"
 
 
 def _exposed(incident: Incident, places: JobPlaces) -> str:
