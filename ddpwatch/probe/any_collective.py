@@ -174,6 +174,8 @@ class AnyCollective:
         self.on = on and self.sees
         self.complete = self.on or not dist.is_initialized()
         self.seen = 0
+        for known in self._known if self.on else ():
+            known.count()
         self._pause(not self.on)
         self._put_hooks()
 
@@ -236,11 +238,15 @@ class AnyCollective:
         self.meet_groups()
 
     def issued_in(self, still: bool) -> list[tuple[int, int]]:
-        """Returns the process groups, and how many collectives each has issued. For any thread.
+        """Returns the process groups, and how many collectives each has issued; none while nobody counts.
+
+        For any thread.
 
         Args:
             still: Whether the job seems to stand still: then they are counted now.
         """
+        if not (still or self.on):  # since they were counted last, there may have been more
+            return []
         for known in self._known if still else ():
             known.count()
         return [(known.id, known.issued) for known in self._known if known.counts]

@@ -56,7 +56,7 @@ class Stillness:
         entered_ns = max(beat.since_ns, beat.activity_since_ns)
         if before is None:
             self.since_ns = entered_ns
-        elif _position(before) != _position(beat):
+        elif _position(before) != _position(beat) or (before.issued is not None and _counts(before) != _counts(beat)):
             self.since_ns = entered_ns if entered_ns >= before.at_ns else beat.at_ns
 
     @property
@@ -96,5 +96,8 @@ def is_of_hang(stack: Stack) -> bool:
 def _position(beat: Beat) -> tuple[object, ...]:
     return (
         beat.step, beat.phase, beat.since_ns, beat.activity, beat.activity_since_ns, beat.last_hook, beat.in_flight,
-        beat.issued, beat.issued_in,
     )  # fmt: skip
+
+
+def _counts(beat: Beat) -> tuple[object, ...]:
+    return beat.issued, beat.issued_in

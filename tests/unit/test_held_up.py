@@ -138,6 +138,7 @@ def test_it_is_the_rank_that_was_still_between_steps_while_the_others_were_in_th
         places((700, "", 5, ""), (700, "input", 0, ""), (1500, "input", 0, "")),  # two are
         places((700, "", 5, ""), (100, "input", 0, ""), (1500, "", 5, "")),  # as in any step
         places((700, "", 5, ""), (700, "input", 0, ""), (1900, "", 1200, "")),  # and another one was for most of it
+        places((700, "", 0, ""), (700, "input", 0, ""), (900, "", 0, "")),  # a loop whose bare steps show no forward
         [
             *places((2, "optimizer", 1, "")),
             *places((1200, "input", 0, ""), (700, "input", 0, ""), (700, "input", 0, "")),
@@ -145,7 +146,7 @@ def test_it_is_the_rank_that_was_still_between_steps_while_the_others_were_in_th
     ],
 )
 def test_it_is_nobody_s_if_others_were_between_steps_too(messages: list[Beat]) -> None:
-    """Nor if they still were in their step before, as this one began."""
+    """Nor if they still were in their step before as this one began, or if nothing shows that."""
     (found,) = stalls(messages, took=[(5, STEP_MS + STALL_MS), *[(0, STEP_MS + STALL_MS)] * 2])
     assert (found.ranks, found.cost_ns) == ((), 3 * STALL_MS * MS)
 

@@ -95,13 +95,16 @@ def test_hooks_are_there_while_collectives_are_recorded(monkeypatch: pytest.Monk
 
 
 def test_what_a_job_that_stands_still_has_issued_is_counted_anew() -> None:
-    """In bare steps nothing is noted, and a hang shows by who has issued less."""
+    """In bare steps nothing is noted, and a hang shows by who has issued less. What was noted steps ago misleads."""
     context = ProbeContext(StepRecorder(lambda record: None), Guard(lambda *_: None), lambda message: None)
     seeing, group = AnyCollective(context, EventLog(), lambda own_ns: None), HookedGroup()
     seeing._meet(group)
     group.issued = 7
-    assert [count for _, count in seeing.issued_in(still=False)] == [0]
+    assert seeing.issued_in(still=False) == []
     assert [count for _, count in seeing.issued_in(still=True)] == [7]
+    group.issued = 8
+    seeing.on = True
+    assert [count for _, count in seeing.issued_in(still=False)] == [7]
 
 
 @contextmanager

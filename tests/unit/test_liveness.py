@@ -13,8 +13,9 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.sampling.stillness import Stillness
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Group, Stack
-from tests.support.frames import EPOCH_NS, bye, hello, killed, step
+from tests.support.frames import EPOCH_NS, beat, bye, hello, killed, step
 
 S = 1_000_000_000
 BEAT_S = 0.5
@@ -524,3 +525,13 @@ def test_goodbyes_long_after_all_other_frames_are_no_hang(world: int) -> None:
     for rank in range(world):
         run.leave(rank, bye(rank))
     assert run.found() == []
+
+
+def test_that_collectives_are_counted_only_once_a_rank_stands_still_does_not_mean_that_it_goes_on() -> None:
+    """A loop without a wrapper counts them then; that took the hang's first second from it."""
+    still = Stillness()
+    at_ns = [1_000_000_000 * second for second in range(1, 6)]
+    for at, issued in zip(at_ns, (None, 7, 7, 7, 8), strict=True):
+        counts = [] if issued is None else [(0, issued)]
+        still.add_beat(beat(0, 5, phase="", at_ns=at, since_ns=500_000_000, issued=issued, issued_in=counts))
+        assert still.since_ns == (at if issued == 8 else 500_000_000)

@@ -61,7 +61,7 @@ class HeldUp:
         slow = [
             rank
             for rank, seen in beats.items()
-            if not any(missing.get(rank, 0) <= at < excess_ns / 2 for at in _began(seen))
+            if not any(missing.get(rank, 0) < at < excess_ns / 2 for at in _began(seen))
         ]
         if len(slow) != 1:  # else, the others are in theirs, and wait
             return None
@@ -157,7 +157,10 @@ def _missing(across: StepAcrossRanks) -> dict[int, int]:
 
 
 def _began(beats: Sequence[_Beat]) -> list[int]:
-    """Returns by when a rank's forward had started, by each heartbeat that shows it."""
+    """Returns by when a rank's forward had started, by each heartbeat that shows it.
+
+    Where bare steps start before their forward does, as in a loop without a wrapper, that is when the step started.
+    """
     in_step = [(at, beat) for at, beat in beats if beat.phase != "input"]
     return [at - beat.at_ns + beat.since_ns if beat.phase in ("", "forward") else at for at, beat in in_step]
 
