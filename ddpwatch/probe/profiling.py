@@ -376,5 +376,5 @@ class Profiling:
 
     @property
     def _usual_ns(self) -> float:
-        """What a step takes; 0 if that is not known."""
+        """The median duration of the steps before; 0 if there are none."""
         return median(self._usual) if self._usual else 0

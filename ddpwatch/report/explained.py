@@ -10,6 +10,7 @@ from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.tables import explanation_table
+from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
 from ddpwatch.wire.messages import StackSamples
 
 _MODULE, _FUNCTION = 1, 2  # columns; of a profile, the first has numbers
@@ -28,7 +29,7 @@ def explained_in(recording: Recording) -> list[Explanation]:
         if isinstance(message, StackSamples):
             found.add_samples(message)
     if not (explanations := found.all()):
-        hint = "run the job with DDPWATCH_EXPLAIN=first-incident, or ddpwatch explain while it is recorded"
+        hint = f"run the job with {EXPLAIN}={FIRST_INCIDENT}, or ddpwatch explain while it is recorded"
         raise UsageError(f"{recording.path}: no stacks were sampled", hint)
     return explanations
 

@@ -163,14 +163,13 @@ class Pause:
         """Takes another one of the same ranks, perhaps in another phase: it came again, or has gone on."""
         if self.phase != other.phase:
             self.phase = (other.phase if self.phase in VAGUE else self.phase) if again else ""
+        known = again and other.since in self.starts  # a mark has shown a part of it
         if again:
             self.device = self.device and other.device  # not what was the cause only once
-        if not again:
-            self.count += other.count
-        elif other.since not in self.starts:  # else, a mark has shown a part of it
+        if again and not known:
             self.starts = deque(sorted([*self.starts, *other.starts]), maxlen=KEEP_STRUCK)
             self.times += other.times
-            self.count += other.count
+        self.count += 0 if known else other.count
         self.until = max(self.until, other.until)
         self.longest_ns = max(self.longest_ns, other.longest_ns)
         self.excess_ns += other.excess_ns
