@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from operator import attrgetter
 from statistics import fmean, median, pvariance, stdev
 
 from msgspec.structs import replace
@@ -51,6 +52,8 @@ _PHASE_NAMES = {
     "exposed_comm": "exposed communication", "optimizer": "the optimizer", "other": "the rest of the step",
 }  # fmt: skip
 
+_Phases = Mapping[str, list[float]]
+
 
 @dataclass
 class RunSeries:
@@ -61,6 +64,7 @@ class RunSeries:
         step: Time of each step.
         phases: The phases of each step: ``data`` only where it is known, ``exposed_comm`` and ``other`` only where
             completions were timed.
+        waited_for: The same of the rank that waited least in collectives: for it the others waited.
         overlap: Overlap of each step that communicated.
         shown: Means of the phases (ms), where a page shows them; the medians of these steps otherwise.
         setup: What it ran on, as texts by name (`setup_of`).
@@ -69,6 +73,7 @@ class RunSeries:
     name: str
     step: list[float] = field(default_factory=list)
     phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    waited_for: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     overlap: list[float] = field(default_factory=list)
     shown: Mapping[str, float | None] = field(default_factory=dict)
     setup: Mapping[str, str] = field(default_factory=dict)
@@ -80,17 +85,23 @@ class RunSeries:
         self.step.append((across.share or share_of(across)).mean_ns / NS_PER_MS)
         if not across.counted:
             return
-        sums = Sums(across.figures.values())
-        for phase, ns in sums.known_phases_ns.items():
-            if sums.measured or phase not in _NEED_COMPLETIONS:
-                self.phases[phase].append(ns / NS_PER_MS)
+        figures = across.figures.values()
+        sums, last = Sums(figures), min(figures, key=attrgetter("waited_ns"))
+        _add_phases(self.phases, sums)
+        _add_phases(self.waited_for, Sums([last]))
         if sums.overlap is not None:
             self.overlap.append(sums.overlap)
 
     def keep(self, steps: int) -> None:
         """Drops all but the newest steps."""
-        for values in (self.step, self.overlap, *self.phases.values()):
+        for values in (self.step, self.overlap, *self.phases.values(), *self.waited_for.values()):
             del values[:-steps]
+
+
+def _add_phases(phases: _Phases, sums: Sums) -> None:
+    for phase, ns in sums.known_phases_ns.items():
+        if sums.measured or phase not in _NEED_COMPLETIONS:
+            phases[phase].append(ns / NS_PER_MS)
 
 
 class Difference(Figures, frozen=True):
@@ -192,15 +203,15 @@ def changes(a: RunSeries, b: RunSeries) -> dict[str, FigureChange | None]:
     """
     least = SMALLEST * (p50(a.step) or 0.0)
     found = {"step": _change_of(a.step, b.step, least)}
-    found |= {phase: _change_of(*_comparable(a, b, phase), least) for phase in PHASES}
+    found |= {phase: _change_of(*_comparable(a.phases, b.phases, phase), least) for phase in PHASES}
     return {**found, "overlap": _change_of(a.overlap, b.overlap, SMALLEST_OVERLAP)}
 
 
-def _comparable(a: RunSeries, b: RunSeries, phase: str) -> tuple[Sequence[float], Sequence[float]]:
+def _comparable(a: _Phases, b: _Phases, phase: str) -> tuple[Sequence[float], Sequence[float]]:
     """Returns a phase of both; nothing if it is not the same in both: without known data, ``between`` includes it."""
-    if phase == "between" and bool(a.phases["data"]) != bool(b.phases["data"]):
+    if phase == "between" and bool(a["data"]) != bool(b["data"]):
         return (), ()
-    return a.phases[phase], b.phases[phase]
+    return a[phase], b[phase]
 
 
 def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> FigureChange | None:
@@ -259,8 +270,8 @@ def _compared(a: RunSeries, b: RunSeries, seed: int) -> Difference:
 def difference(a: RunSeries, b: RunSeries, found: tuple[float, float, float]) -> Difference:
     """Returns what a ratio of their step times and its interval mean, with the phase that explains it."""
     verdict = _verdict(*found)
-    phase = _phase(a, b) if verdict in ("slower", "faster") else ""
-    return Difference(a.name, b.name, *found, verdict, phase, None, _describe(a, b, found, verdict, phase))
+    phase, because = _because(a, b) if verdict in ("slower", "faster") else ("", "")
+    return Difference(a.name, b.name, *found, verdict, phase, None, _describe(a, b, found, verdict) + because)
 
 
 def _verdict(ratio: float, low: float, high: float) -> str:
@@ -350,19 +361,35 @@ def _reach(spread: float, blocks: int) -> float:
     return spread * math.sqrt(blocks / (blocks - 1)) * student(CONFIDENCE, blocks - 1)
 
 
-def _phase(a: RunSeries, b: RunSeries) -> str:
+def _because(a: RunSeries, b: RunSeries) -> tuple[str, str]:
+    """Returns the phase that explains a difference, and words for it; both empty if none does.
+
+    Exposed communication may be waiting, for the most part: then the rank that others waited for knows more.
+    """
+    phase = _explains(a, b, a.phases, b.phases)
+    if not phase:
+        return "", ""
+    name, (before, after) = _PHASE_NAMES[phase], (run.shown.get(phase) or median(run.phases[phase]) for run in (a, b))
+    if phase == "exposed_comm" and (own := _explains(a, b, a.waited_for, b.waited_for)) not in ("", phase):
+        phase, name = own, f"{_PHASE_NAMES[own]} of the rank that others waited for"
+        before, after = (median(run.waited_for[own]) for run in (a, b))
+    verb = "fell" if after < before else "rose"
+    return phase, f", because {name} {verb} from {two_digits(before)} to {two_digits(after)} ms"
+
+
+def _explains(a: RunSeries, b: RunSeries, of_a: _Phases, of_b: _Phases) -> str:
     """Returns the phase that changed most with the step, if that is a third of the step's change or more."""
     change = _change(a.step, b.step)
-    changes = {phase: _change(*series) for phase in PHASES if all(series := _comparable(a, b, phase))}
-    phase = max(changes, key=lambda name: changes[name] * math.copysign(1, change))
-    return phase if changes[phase] * change > 0 and abs(changes[phase]) >= abs(change) / 3 else ""
+    changes = {phase: _change(*series) for phase in PHASES if all(series := _comparable(of_a, of_b, phase))}
+    phase = max(changes, key=lambda name: changes[name] * math.copysign(1, change), default="")
+    return phase if phase and changes[phase] * change > 0 and abs(changes[phase]) >= abs(change) / 3 else ""
 
 
 def _change(a: Sequence[float], b: Sequence[float]) -> float:
     return median(b) - median(a)
 
 
-def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str, phase: str) -> str:
+def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str) -> str:
     ratio, low, high = (round(100 * value, 1) + 0.0 for value in found)  # + 0.0: no difference has no sign
     between = f"between {a.name} and {b.name}"
     interval = f"{ratio:+.1f} %, {low:+.1f} to {high:+.1f}"
@@ -372,12 +399,7 @@ def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], ver
         hidden = f"up to {max(-low, high):.0f} %"
         return f"no difference {between} beyond chance ({interval}), but {hidden} could hide in the noise"
     ends = sorted((abs(low), abs(high)))
-    text = f"{b.name} is {abs(ratio):.1f} % {verdict} than {a.name} ({ends[0]:.1f} to {ends[1]:.1f})"
-    if phase:
-        before, after = (run.shown.get(phase) or median(run.phases[phase]) for run in (a, b))
-        verb = "fell" if after < before else "rose"
-        text += f", because {_PHASE_NAMES[phase]} {verb} from {two_digits(before)} to {two_digits(after)} ms"
-    return text
+    return f"{b.name} is {abs(ratio):.1f} % {verdict} than {a.name} ({ends[0]:.1f} to {ends[1]:.1f})"
 
 
 def _describe_overlap(a: RunSeries, b: RunSeries, overlap: tuple[float, float, float] | None) -> str:

@@ -14,7 +14,8 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
 from ddpwatch.report.compare_text import render_compare
 from tests.support.frames import hello
-from tests.support.runs import record, run_of
+from tests.support.frames import run as fleet_of
+from tests.support.runs import BEGIN, MS, record, run_of
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -132,6 +133,20 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
     with pytest.raises(DdpwatchError, match=r"more than 5\.0%") as error:
         slower_than(result, 0.05)
     assert error.value.exit_code == 1
+
+
+def test_a_late_rank_explains_what_the_others_waited(tmp_path: Path) -> None:
+    """Seven of eight ranks wait 40 ms longer, so exposed communication rises most, and explains nothing."""
+    runs = {"healthy": fleet_of(60, world=8), "late": fleet_of(60, world=8, late_rank=5, late_ms=40)}
+    paths = [
+        record(tmp_path / f"{name}.mcap", ((message, BEGIN + number * MS) for number, message in enumerate(run)))
+        for name, run in runs.items()
+    ]
+    result = compare_recordings(paths)
+    assert [run.phases_ms_p50["exposed_comm"] for run in result.runs] == [10, 45]
+    assert result.differences[0].phase == "backward"
+    because = "because the backward of the rank that others waited for rose from 49 to 89 ms"
+    assert because in result.differences[0].text
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
