@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ddpwatch.common.text import table
+from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
 from tests.support.field.case import Case
 from tests.support.field.cases import CASES
@@ -44,15 +45,21 @@ def main() -> int:
         return 0
     keep = arguments.again or arguments.keep
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        judged = []
+        judged, unread = list[Judgement](), list[str]()
         for case in cases:
             own = Path(folder) / case.name
             if arguments.again is None:
                 run(case, own)
-            if (own / RECORDING).exists():
+            elif not own.exists():
+                continue
+            try:
                 judged.append(judge(case, own))
+            except DdpwatchError as error:
+                unread.append(f"{case.name} is not judged: {error}")
+                print(unread[-1], file=sys.stderr, flush=True)
+            else:
                 print("  ".join(_row(judged[-1])), file=sys.stderr, flush=True)
-    print("\n".join(summary(judged)))
+    print("\n".join([*summary(judged), *unread]))
     return 0
 
 
