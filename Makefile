@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS := $(VENV)/.runs
 # Hundreds of processes start: without bytecode files each would compile our modules again, and torch's idle threads spin.
-TESTS := -m pytest --numprocesses 4 --fork-workers --reruns 1 --rerun-show-tracebacks -raR
+TESTS := -m pytest --numprocesses 5 --fork-workers --reruns 1 --rerun-show-tracebacks -raR
 TESTS_ENV := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
 ANY_TORCH := tests/unit tests/trainer tests/integration -m 'not slow and not same_everywhere'
 TORCH ?= 2.15.0

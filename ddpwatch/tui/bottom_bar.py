@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.containers import Horizontal
+from textual.screen import Screen
 from textual.widgets import Footer, Tab, Tabs
 from textual.widgets._footer import FooterKey  # its only place
 
@@ -43,16 +45,29 @@ class ViewTabs(Tabs, can_focus=False):
 class Keys(Footer, can_focus=False):
     """The keys that fit with their names, and the first in any case, if need be without."""
 
+    _composed: list[tuple[Binding, bool, str]] | None = None  # what the keys shown are made of
+
     def compose(self) -> ComposeResult:
+        self._composed = self._active() if self._bindings_ready else None
         room = width = self.size.width
         for key in super().compose():
             assert isinstance(key, FooterKey)
             needed = cell_len(key.key_display + key.description) + 3
             if room == width and needed > room:
                 key.description = ""
+            key.set_reactive(FooterKey.compact, False)  # as the footer will: else each key is styled twice more
             if needed <= room or room == width:
                 yield key
                 room -= needed + 2
+
+    def _active(self) -> list[tuple[Binding, bool, str]]:
+        shown = (one for one in self.screen.active_bindings.values() if one.binding.show)
+        return [(one.binding, one.enabled, self.app.get_key_display(one.binding)) for one in shown]
+
+    def bindings_changed(self, screen: Screen[object]) -> None:
+        """Makes keys only if there are others: textual says so twice whenever a view is shown."""
+        if not self._bindings_ready or self._active() != self._composed:
+            super().bindings_changed(screen)
 
     def on_resize(self) -> None:
         """Chooses the keys again."""

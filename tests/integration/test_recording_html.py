@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,14 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def test_it_is_drawn_and_answers(page_file: Path, tmp_path: Path) -> None:
-    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Browser]:
+    with chromium.Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+def test_it_is_drawn_and_answers(page_file: Path, browser: chromium.Browser) -> None:
+    with chromium.Page(browser, page_file.as_uri()) as page:
         page.evaluate('document.getElementById("timeline").scrollIntoView({block: "center"})')
         assert page.evaluate(INK % "timeline") > 5
         assert page.evaluate(INK % "run") >= 3
@@ -67,9 +74,9 @@ def test_it_is_drawn_and_answers(page_file: Path, tmp_path: Path) -> None:
         assert page.problems == []
 
 
-def test_bars_carry_their_buckets_and_colours_their_names(page_file: Path, tmp_path: Path) -> None:
+def test_bars_carry_their_buckets_and_colours_their_names(page_file: Path, browser: chromium.Browser) -> None:
     """The names are those of the report's table."""
-    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+    with chromium.Page(browser, page_file.as_uri()) as page:
         drawn = page.evaluate("""(() => {
           const context = $("timeline").getContext("2d"), drawn = [], draw = context.fillText;
           context.fillText = (...what) => { drawn.push(what[0]); draw.apply(context, what); };
@@ -87,9 +94,9 @@ def test_bars_carry_their_buckets_and_colours_their_names(page_file: Path, tmp_p
         assert page.problems == []
 
 
-def test_an_incident_in_the_strip_leads_to_its_step(page_file: Path, tmp_path: Path) -> None:
+def test_an_incident_in_the_strip_leads_to_its_step(page_file: Path, browser: chromium.Browser) -> None:
     """The second rank's exception is at the last step; the strip is the top of the run's chart."""
-    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+    with chromium.Page(browser, page_file.as_uri()) as page:
         assert page.evaluate('document.getElementById("sentence").textContent') == page.evaluate("DATA.lost.sentence")
         assert page.evaluate('document.querySelectorAll("#bar i").length') == page.evaluate(
             "Object.keys(DATA.lost.bar).length"
@@ -103,9 +110,9 @@ def test_an_incident_in_the_strip_leads_to_its_step(page_file: Path, tmp_path: P
         assert page.problems == []
 
 
-def test_ranks_over_the_run_are_drawn_and_zoom(page_file: Path, tmp_path: Path) -> None:
+def test_ranks_over_the_run_are_drawn_and_zoom(page_file: Path, browser: chromium.Browser) -> None:
     """Rank 2 is late by 4 of 100 ms."""
-    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+    with chromium.Page(browser, page_file.as_uri()) as page:
         page.evaluate('$("lanes").scrollIntoView({block: "center"})')
         assert page.evaluate(SHADES) > 3
         left, top, width = page.evaluate(PLACE % "lanes")
@@ -125,9 +132,9 @@ def test_ranks_over_the_run_are_drawn_and_zoom(page_file: Path, tmp_path: Path) 
         assert page.problems == []
 
 
-def test_parameter_groups_have_their_collectives(tmp_path: Path) -> None:
+def test_parameter_groups_have_their_collectives(browser: chromium.Browser, tmp_path: Path) -> None:
     write_html(ended_recording(tmp_path / "hsdp.mcap", hsdp_run(4)), tmp_path / "report.html", Selection())
-    with chromium.Page((tmp_path / "report.html").as_uri(), tmp_path / "profile") as page:
+    with chromium.Page(browser, (tmp_path / "report.html").as_uri()) as page:
         table = page.evaluate('document.getElementById("collectives").textContent')
         assert ")groupcollectivesize" in table
         assert "0all-gather1.0 MiB" in table
@@ -136,22 +143,22 @@ def test_parameter_groups_have_their_collectives(tmp_path: Path) -> None:
         assert page.problems == []
 
 
-def test_names_are_never_markup(page_file: Path, tmp_path: Path) -> None:
+def test_names_are_never_markup(page_file: Path, browser: chromium.Browser) -> None:
     assert HOSTILE.encode() not in page_file.read_bytes()
-    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+    with chromium.Page(browser, page_file.as_uri()) as page:
         assert page.evaluate("DATA.params[0].names[1]") == HOSTILE
         assert page.evaluate("document.images.length") == 0
 
 
-def test_what_is_not_drawn_is_said(page_file: Path, tmp_path: Path) -> None:
+def test_what_is_not_drawn_is_said(page_file: Path, browser: chromium.Browser, tmp_path: Path) -> None:
     write_html(record(tmp_path / "run.mcap", run_of(ranks=65, steps=2)), tmp_path / "report.html", Selection())
     note = 'document.getElementById("cut").textContent'
-    with chromium.Page((tmp_path / "report.html").as_uri(), tmp_path / "profile") as page:
+    with chromium.Page(browser, (tmp_path / "report.html").as_uri()) as page:
         assert page.evaluate(note) == "This shows only the first 64 of 65 ranks."
-    with chromium.Page(page_file.as_uri(), tmp_path / "profile2") as page:
+    with chromium.Page(browser, page_file.as_uri()) as page:
         assert page.evaluate(note) == ""
 
 
-def test_a_screenshot_can_be_taken(page_file: Path, tmp_path: Path) -> None:
-    with chromium.Page(page_file.as_uri(), tmp_path / "profile") as page:
+def test_a_screenshot_can_be_taken(page_file: Path, browser: chromium.Browser) -> None:
+    with chromium.Page(browser, page_file.as_uri()) as page:
         assert page.screenshot().startswith(b"\x89PNG")

@@ -44,7 +44,7 @@ def test_the_dashboard_answers_to_keys_and_only_below_its_token(tmp_path: Path) 
             assert status(address) == 200
             wrong = ("", "ws", "static/js/textual.js", f"{token[:-1]}/", f"{token[:-1]}/ws")
             assert [status(f"{base}/{path}") for path in wrong] == [404] * len(wrong)
-            with chromium.Page(address, tmp_path / "profile") as page:
+            with chromium.Browser(tmp_path / "profile") as browser, chromium.Page(browser, address) as page:
                 page.until_received(b"train-1")
                 page.press("7")
                 page.until_received(b"next list")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import DDPWATCH, PATIENCE_S
+from tests.support.jobs import DDPWATCH, PATIENCE_S, ddpwatch
 from tests.support.runs import record, run_of
 
 CLEAR, CSI = "\x1b[2J\x07", "\x9b2J"
@@ -49,9 +49,12 @@ def shell(*commands: str, **environment: str) -> list[tuple[str, str, int]]:
     ]
 
 
+def words(arguments: list[str], file: Path) -> list[str]:
+    return [str(file) if word == "FILE" else word for word in arguments]
+
+
 def line(arguments: list[str], file: Path, redirected: str = "") -> str:
-    words = [str(file) if word == "FILE" else word for word in arguments]
-    return f"{shlex.join([*DDPWATCH, *words])} {redirected}"
+    return f"{shlex.join([*DDPWATCH, *words(arguments, file)])} {redirected}"
 
 
 @pytest.mark.parametrize(
@@ -102,25 +105,25 @@ def test_no_name_of_a_file_reaches_the_terminal_as_it_is(recording: Path, tmp_pa
     (folder / f"b{CLEAR}.mcap").touch()
     (bad := tmp_path / f"bad{CLEAR}.mcap").write_text("bad")
     commands = [
-        *(line(command, recording) for name, command in COMMANDS.items() if name != "version"),
-        *(line(COMMANDS[name], folder) for name in ("report", "lines")),
-        *(line(COMMANDS[name], none) for name in ("report", "compare", "what if")),
-        line(["report", "FILE"], bad),
-        line(["export", "FILE", "-o", str(tmp_path / f"out{CLEAR}")], recording),
-        line(["export", "FILE", "-o", str(none / "out")], recording),
-        line(["report", "FILE", "--html", str(none / "out")], recording),
-        line(["whatif", "FILE", "--wire", str(none)], recording),
-        line(["attach", f"no{CLEAR}"], none),
-        line(["attach", f"ssh://{CLEAR}"], none),
-        line(["run", "--headless", "--record", str(none / "x.mcap"), "--", f"none{CLEAR}"], none),
-        line(["report", "FILE", f"extra{CLEAR}"], recording),
+        *((command, recording) for name, command in COMMANDS.items() if name != "version"),
+        *((COMMANDS[name], folder) for name in ("report", "lines")),
+        *((COMMANDS[name], none) for name in ("report", "compare", "what if")),
+        (["report", "FILE"], bad),
+        (["export", "FILE", "-o", str(tmp_path / f"out{CLEAR}")], recording),
+        (["export", "FILE", "-o", str(none / "out")], recording),
+        (["report", "FILE", "--html", str(none / "out")], recording),
+        (["whatif", "FILE", "--wire", str(none)], recording),
+        (["attach", f"no{CLEAR}"], none),
+        (["attach", f"ssh://{CLEAR}"], none),
+        (["run", "--headless", "--record", str(none / "x.mcap"), "--", f"none{CLEAR}"], none),
+        (["report", "FILE", f"extra{CLEAR}"], recording),
     ]
     said = ""
-    for start in range(0, len(commands), 6):
-        for out, err, code in shell(*commands[start : start + 6]):
-            assert code in (0, 1, 2)
-            assert "Traceback" not in err
-            said += out + err
+    for arguments, file in commands:
+        done = ddpwatch(*words(arguments, file))
+        assert done.returncode in (0, 1, 2)
+        assert "Traceback" not in done.stderr
+        said += done.stdout + done.stderr
     assert said.count("[2J") > len(commands) / 2  # they are named
     assert not {"\x1b", "\x07", "\x9b"} & set(said)
 

@@ -12,23 +12,21 @@ from ddpwatch.launch import Launch
 from ddpwatch.report.build import report_of
 from ddpwatch.report.text import render_report
 from ddpwatch.wire.messages import Beat
-from tests.support.fork_server import ADDRESS, server_address
+from tests.support.fork_server import ADDRESS, TORCHRUN_IMPORTS, server_address
 from tests.support.jobs import (
     DDPWATCH,
     JOB,
     PROBE_IMPORTS,
     SCRIPTS,
-    TORCHRUN,
+    Job,
     await_recordings,
     ddpwatch,
-    finished,
     forked_command,
     live,
     messages,
     read_until,
     running,
     the_run,
-    together,
     wait_for,
 )
 
@@ -95,9 +93,8 @@ def test_a_job_whose_pythonpath_was_replaced() -> None:
     assert said_of(["env", "PYTHONPATH=/elsewhere", *job]) == (
         f"{NOTHING}no Python process of the job has reported to ddpwatch; {KEEP_THE_PATH}"
     )
-    torchrun = [*TORCHRUN, "--nproc-per-node=2", "--no-python", "env", "PYTHONPATH=/elsewhere", *job]
-    done = finished(*DDPWATCH, "run", "--headless", "--", *torchrun)
-    assert last_line(done.stderr) == (
+    options = ("--standalone", "--nproc-per-node=2", "--no-python", "env", "PYTHONPATH=/elsewhere", *job)
+    assert said_of(forked_command(0, None, "torch.distributed.run", *options, preload=TORCHRUN_IMPORTS)) == (
         f"{NOTHING}torchrun has started, and none of its ranks has reported to ddpwatch; {KEEP_THE_PATH}"
     )
 
@@ -166,8 +163,8 @@ def test_ranks_that_start_are_counted(tmp_path: Path) -> None:
     launch.forget_startup()
 
 
-def test_a_class_that_is_looked_at_keeps_its_signature_and_tracebacks() -> None:
-    code = """
+def test_a_class_that_is_looked_at_keeps_its_signature_and_tracebacks(tmp_path: Path) -> None:
+    (script := tmp_path / "looks.py").write_text("""
 import inspect, traceback
 from torch.distributed.fsdp import FullyShardedDataParallel
 print(inspect.signature(FullyShardedDataParallel))
@@ -175,8 +172,9 @@ try:
     FullyShardedDataParallel(7)
 except BaseException:
     print(traceback.format_exc())
-"""
-    command = [sys.executable, "-c", code]
-    plain, watched = together(lambda: finished(*command), lambda: ddpwatch("run", "--headless", "--", *command))
-    assert "FullyShardedDataParallel(7)" in plain.stdout or "module: " in plain.stdout
-    assert watched.stdout == plain.stdout
+""")
+    watched = ddpwatch("run", "--headless", "--", *forked_command(0, None, script), **{ADDRESS: server_address()})
+    with Job(script, ranks=0, log=tmp_path / "log", preload=()) as job:
+        assert job.wait() == 0, job.output()
+    assert "FullyShardedDataParallel(7)" in job.output() or "module: " in job.output()
+    assert watched.stdout == job.output()

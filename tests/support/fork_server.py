@@ -41,7 +41,7 @@ COLLECTOR = ("ddpwatch.collector.service", "ddpwatch.analysis.attachments")
 TESTS = (
     "trainer.cli", "ddpwatch.probe.session", "ddpwatch.collector.service", "ddpwatch.report.files", "ddpwatch.tui.app",
     "ddpwatch.cli", "ddpwatch.launch", "ddpwatch.export.writers", "demo.compare", "tests.support.diagnosis_cases",
-    "tests.support.synthetic", "textual.pilot", "typer.testing",
+    "tests.support.synthetic", "textual.pilot", "typer.testing", "torch.distributed.checkpoint", "mcp_types",
 )  # fmt: skip
 COMMAND = ("ddpwatch.cli", "ddpwatch.launch", "ddpwatch.viewer.plain", "ddpwatch.report.files")
 FRAMEWORKS = ("lightning", "accelerate.commands.launch", "transformers.trainer")  # what tests of frameworks preload

@@ -202,7 +202,11 @@ def ddpwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     name = uuid.uuid4().hex
     about = {**os.environ, "OMP_NUM_THREADS": "1", **environment, JOB: name}
     request = Request("ddpwatch", arguments, 0, about, COMMAND, tears_down=False)
-    with open(os.devnull) as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+    with (
+        open(os.devnull) as nothing,
+        TemporaryFile("w+", errors="surrogateescape") as out,
+        TemporaryFile("w+", errors="surrogateescape") as err,
+    ):
         command = Launcher(request, streams=[file.fileno() for file in (nothing, out, err)])
         try:
             code = command.wait(2 * PATIENCE_S)

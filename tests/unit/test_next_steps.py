@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from typing import Any, get_args
 
 import pytest
@@ -58,17 +59,17 @@ def test_each_kind_has_a_next_step() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS_OF)
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("ranks", [(1,), ()])
-@pytest.mark.parametrize("phase", ["", "data", "backward", "gc"])
-def test_it_says_something_whatever_is_known(kind: Kind, known: bool, ranks: tuple[int, ...], phase: str) -> None:
-    for evidence in (Evidence(), starved(), starved("steal"), Evidence(device=DeniedTime(12.0))):
-        incident = Incident(kind, "warning", "", ranks, phase, evidence=evidence)
+def test_it_says_something_whatever_is_known(kind: Kind) -> None:
+    evidences = (Evidence(), starved(), starved("steal"), Evidence(device=DeniedTime(12.0)))
+    whose: tuple[tuple[int, ...], ...] = ((1,), ())
+    for where, ranks, phase, evidence in product(
+        (places(), JobPlaces()), whose, ("", "data", "backward", "gc"), evidences
+    ):
         if (kind == "slow_host" and not ranks) or (kind == "slow_device" and evidence.device is None):
             continue  # a slow host has ranks, and a slow device a cause
-        found = next_step(incident, places() if known else JobPlaces())
-        assert len(found) > 10
-        assert found.count("`") % 2 == 0
+        found = next_step(Incident(kind, "warning", "", ranks, phase, evidence=evidence), where)
+        assert len(found) > 10, (where, ranks, phase, evidence)
+        assert found.count("`") % 2 == 0, found
 
 
 def test_a_late_rank_is_explained_while_it_lasts() -> None:

@@ -3,7 +3,7 @@
 Each is a small model trained as its users do it, and knows nothing of ddpwatch. Every rank prints a digest of its
 losses and parameters. In FOLDER, it leaves ``RANK.json``: how many updates it made, and how many collectives torch's
 own flight recorder had counted at each, by process group and operation (set ``TORCH_FR_BUFFER_SIZE``). ``SLOW=RANK``
-makes one rank slow where such jobs are.
+makes one rank slow where such jobs are, for enough steps to name it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-STEPS, WIDTH, ROWS = 20, 32, 8
+STEPS, WIDTH, ROWS = 20 if "SLOW" in os.environ else 12, 32, 8
 JOBS: dict[str, Callable[[], None]] = {}
 updates = 0
 counts: list[dict[str, dict[str, int]]] = []  # of collectives, at each update

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import ddpwatch
 
-WORK_S = 0.01  # of each rank's forward
+WORK_S = 0.02  # of each rank's forward
 DELAY_S = 0.02
 CALLS = 20
 WIDE = torch.ones(256, 256)  # about DELAY_S for so many products of it
