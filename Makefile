@@ -85,7 +85,7 @@ gpu: install
 soak: install
 	$(BIN)/python -m tests.soak.soak
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -s tests/soak tests/integration/test_death.py \
-	    tests/integration/test_each_raises.py
+	    tests/integration/test_each_raises.py tests/unit
 
 clean:
 	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -52,7 +52,7 @@ def hovering(draw: st.DrawFn) -> list[tuple[int, int]]:
     return found
 
 
-@settings(max_examples=50)  # of some 800 steps each, whose verdict is asked for after every one
+@settings(max_examples=20)  # of some 800 steps each, whose verdict is asked for after every one
 @given(hovering())
 def test_a_rank_that_hovers_changes_the_verdict_seldom_and_stays_one_incident(shape: list[tuple[int, int]]) -> None:
     standing, kinds, identities = Standing(), [], set()
