@@ -193,12 +193,12 @@ class Watched:
 
     def __init__(self, model: nn.Module) -> None:
         ddpwatch.watch(model)
-        assert session._session is not None
-        self._recorder = session._session.recorder
+        assert session.current is not None
+        self._recorder = session.current.recorder
         self.lease = self._recorder.lease
         self.leases = {WATCHED: Lease(), ATTACHED: self.lease, **{name: Granted(DETAILS[name]) for name in CHOSEN}}
         self.notes: dict[str, list[Note]] = {name: [] for name in self.leases}
-        (probe,) = session._session._probes
+        (probe,) = session.current._probes
         assert isinstance(probe, (FsdpProbe, DdpProbe))
         self._switch = FsdpSwitch(probe).turn if isinstance(probe, FsdpProbe) else partial(turn_ddp, probe, model)
         module_hooks = model._forward_pre_hooks, model._forward_hooks
@@ -295,8 +295,8 @@ def viewer(wanted: bool) -> Iterator[None]:
     if not wanted or dist.get_rank():
         yield
         return
-    assert session._session is not None
-    _, endpoint = rundir.endpoints(session._session.run_id)
+    assert session.current is not None
+    _, endpoint = rundir.endpoints(session.current.run_id)
     process = subprocess.Popen([sys.executable, "-c", VIEWER, endpoint], start_new_session=True)  # without our signals
     try:
         yield
@@ -358,10 +358,10 @@ def take_turns(job: Job, added: dict[str, Variant], count: int, steps: int, roun
 
 def collector_clock() -> Callable[[], float]:
     """Waits for the collector, and returns what reads its CPU time (s)."""
-    assert session._session is not None
-    while session._session.run_id not in (runs := {run.run_id: run.pid for run in rundir.live_runs()}):
+    assert session.current is not None
+    while session.current.run_id not in (runs := {run.run_id: run.pid for run in rundir.live_runs()}):
         time.sleep(0.1)
-    tasks = Path(f"/proc/{runs[session._session.run_id]}/task")
+    tasks = Path(f"/proc/{runs[session.current.run_id]}/task")
     return lambda: sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
 
 

@@ -86,8 +86,8 @@ def under_both(
 
     for _ in range(WARM_UP_STEPS):
         step()
-    assert session._session is not None
-    recorder = session._session.recorder
+    assert session.current is not None
+    recorder = session.current.recorder
     emit = recorder._emit
 
     def noted(record: StepRecord) -> None:

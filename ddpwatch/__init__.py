@@ -19,10 +19,10 @@ __all__ = ["__version__", "count", "mark", "open_recording", "watch"]
 
 if TYPE_CHECKING:
     from ddpwatch.library import open_recording
-    from ddpwatch.probe.session import count, mark, watch
+    from ddpwatch.probe.watch import count, mark, watch
 
 _HOMES = {
-    **dict.fromkeys(("count", "mark", "watch"), "ddpwatch.probe.session"),
+    **dict.fromkeys(("count", "mark", "watch"), "ddpwatch.probe.watch"),
     "open_recording": "ddpwatch.library",
 }
 

@@ -18,7 +18,7 @@ from trainer.strategies import Strategy
 def watched(strategy: Strategy, record: Path | None = None) -> Iterator[None]:
     """Publish for as long as the block lasts, and write to ``record`` if given; call it on every rank."""
     from ddpwatch import watch
-    from ddpwatch.probe.session import watch_recorder
+    from ddpwatch.probe.watch import watch_recorder
 
     if strategy.channel.world.rank == 0:
         print(f"watched: {_where_to_look()}", file=sys.stderr, flush=True)

@@ -84,7 +84,7 @@ def is_nccl(kernel: str) -> bool:
 
 def overlaps(records: list[StepRecord], profiled: Profiled) -> list[tuple[float, float]]:
     """The overlap of every step with communication, in percent: ddpwatch's and the profiler's."""
-    found, watched = [], session._session
+    found, watched = [], session.current
     assert watched is not None
     clock = watched.recorder.gpu
     assert isinstance(clock, CudaClock)

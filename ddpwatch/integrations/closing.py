@@ -35,7 +35,7 @@ def closing() -> Closing | None:
 
     It covers the steps that the collector retains: the newest 512. Call it on one rank, after the training.
     """
-    from ddpwatch.probe.session import current_run
+    from ddpwatch.probe.watch import current_run
 
     run_id, steps = current_run()
     if not run_id:

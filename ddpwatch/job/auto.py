@@ -121,7 +121,7 @@ def waits_for_group() -> bool:
 def _end(workers: ModuleType) -> None:
     """Closes this process's session, unless its training still runs: then Ray aborts it."""
     try:
-        session = getattr(sys.modules.get("ddpwatch.probe.session"), "_session", None)
+        session = getattr(sys.modules.get("ddpwatch.probe.session"), "current", None)
         training = workers.get_train_context().execution_context.training_thread_runner
         if session is not None and not training.is_running():
             error = training.get_error()
@@ -136,7 +136,7 @@ def _watch(model: Any, result: None = None) -> None:
     _told = True
     tell("model", "loop" if model is None else "wrapped")
     try:
-        from ddpwatch.probe.session import watch
+        from ddpwatch.probe.watch import watch
 
         handle = watch(model, record=os.environ.get("DDPWATCH_RECORD"))
         if handle.refused:

@@ -19,7 +19,7 @@ SHAPES = {
     "loop": 5,
 }  # and how many functions at least are tried by signals
 PRELOAD = (
-    "ddpwatch.probe.session", "ddpwatch.probe.fsdp", "ddpwatch.probe.loop", "ddpwatch.job.auto",
+    "ddpwatch.probe.watch", "ddpwatch.probe.fsdp", "ddpwatch.probe.loop", "ddpwatch.job.auto",
     "torch.distributed.fsdp", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
 )  # fmt: skip
 LEAST = 100  # functions of each shape: fewer, and the search has missed some

@@ -144,7 +144,7 @@ class Job:
     def _start(self) -> Launcher | subprocess.Popen[bytes]:
         environment, log = {**os.environ, **self.environment}, self.folder / "output.log"
         if self.kind == "forked":
-            request = Request(str(self.script), (), 2, environment, ("ddpwatch.probe.session",))
+            request = Request(str(self.script), (), 2, environment, ("ddpwatch.probe.watch",))
             return Launcher(request, log)
         command: list[str | Path] = [BIN / "torchrun", "--standalone", "--nproc-per-node=2"]
         command += ["--max-restarts=1", self.script] if self.fate is RESTART else [self.script]

@@ -39,7 +39,7 @@ TORCHRUN_IMPORTS = ("torch.distributed.launcher.api",)
 COLLECTOR = ("ddpwatch.collector.service", "ddpwatch.analysis.attachments")
 # What the workers of pytest-xdist need. Not what belongs to a plugin: that must be imported after pytest.
 TESTS = (
-    "trainer.cli", "ddpwatch.probe.session", "ddpwatch.collector.service", "ddpwatch.report.files", "ddpwatch.tui.app",
+    "trainer.cli", "ddpwatch.probe.watch", "ddpwatch.collector.service", "ddpwatch.report.files", "ddpwatch.tui.app",
     "ddpwatch.cli", "ddpwatch.launch", "ddpwatch.export.writers", "demo.compare", "tests.support.diagnosis_cases",
     "tests.support.synthetic", "textual.pilot", "typer.testing", "torch.distributed.checkpoint", "mcp_types",
 )  # fmt: skip

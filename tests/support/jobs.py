@@ -33,7 +33,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": st
 PATIENCE_S = 240.0
 CLOSING_S = 30.0  # for the end of a recording, which comes after that of the job
 JOB = "DDPWATCH_TEST_JOB"  # in a job's environment, and so in its collectors'
-PROBE_IMPORTS = ("ddpwatch.probe.session", "trainer.cli")  # what most jobs preload
+PROBE_IMPORTS = ("ddpwatch.probe.watch", "trainer.cli")  # what most jobs preload
 # What those that compile preload: slow to import, so once for all ranks. Unwatched twins import nothing of ddpwatch.
 COMPILERS = (
     "torch._inductor.compile_fx", "torch._dynamo.backends.common", "torch.distributed.checkpoint",

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe import session as session_module
 from ddpwatch.probe.sender import Sender
-from ddpwatch.probe.session import ProbeSession, watch
+from ddpwatch.probe.session import ProbeSession
+from ddpwatch.probe.watch import watch
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Bye, Mark, decode, encode
 
 
@@ -124,7 +125,7 @@ def test_what_cannot_be_watched_leaves_nothing(
         assert [record.getMessage() for record in caplog.records] == [
             f"ddpwatch does not watch, training goes on: no {step}"
         ]
-        assert session_module._session is None
+        assert session_module.current is None
         assert (len(ddp._forward_pre_hooks), len(ddp._forward_hooks), os._exit) == (*hooks, end)
         ddp(torch.ones(2, 4)).sum().backward()
         assert list(run_directory.iterdir()) == []

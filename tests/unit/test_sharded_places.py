@@ -21,7 +21,7 @@ from ddpwatch.probe import session
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.probe.session import watch
+from ddpwatch.probe.watch import watch
 from tests.support.guards import noting
 from tests.support.probe import gloo_group
 
@@ -260,7 +260,7 @@ def test_without_one_of_its_places_a_feature_is_off_or_the_probe_steps_aside(
         patch.delitem(sys.modules, "ddpwatch.probe.fsdp", raising=False)  # imported once more, as in a new process
         patch.delattr(owners[owner], name)
         assert (watch(model)._probe is None) == (not feature)
-        ours = session._session
+        ours = session.current
     model(torch.ones(2, 4)).sum().backward()
     assert (ours is not None) == bool(feature)
     if ours is not None:

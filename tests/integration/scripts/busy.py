@@ -49,7 +49,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs, go_on, warned = torch.randn(4, 8), torch.ones(1), False
     with ddpwatch.watch(model, record=record):
-        dropped = note_dropped_steps(session._session.sender)
+        dropped = note_dropped_steps(session.current.sender)
         while go_on.item():
             model(inputs).sum().backward()
             optimizer.step()

@@ -297,7 +297,7 @@ def watched(build: Callable[[], nn.Module], by: Tracer, session: ModuleType) -> 
 
 def close(session: ModuleType) -> None:
     """Closes as the end of the process does."""
-    if (ours := session._session) is not None:
+    if (ours := session.current) is not None:
         ours.guard.run("closing", ours.close)
 
 

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from ddpwatch.probe.session import watch_recorder
+from ddpwatch.probe.watch import watch_recorder
 
 
 def end() -> None:

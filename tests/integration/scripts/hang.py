@@ -44,8 +44,8 @@ def main() -> None:
     model = DistributedDataParallel(Model(), bucket_cap_mb=0.0002)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     ddpwatch.watch(model)
-    assert session._session is not None
-    pace = session._session.recorder.sampling
+    assert session.current is not None
+    pace = session.current.recorder.sampling
     assert pace is not None
     pace.is_bare = lambda step: step >= 2  # type: ignore[method-assign]
     Stay.come.set()

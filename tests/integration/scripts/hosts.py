@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
         batch += 1
         stop += rank == 0 and (folder / "stop").exists()
         dist.broadcast(stop, 0)
-        leave_key(folder / "key", session._session)
+        leave_key(folder / "key", session.current)
     assert watch is not None
     watch.close()
     dist.destroy_process_group()

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddpwatch
 from ddpwatch.errors import UsageError
-from ddpwatch.probe.session import Watch
+from ddpwatch.probe.watch import Watch
 
 STEPS = 6
 CASES: dict[str, Callable[[], None]] = {}

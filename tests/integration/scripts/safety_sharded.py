@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 import ddpwatch
-from ddpwatch.probe.session import Watch
+from ddpwatch.probe.watch import Watch
 
 STEPS = 5
 BLOCKS = 3

@@ -238,7 +238,7 @@ def train(model: nn.Module) -> tuple[list[Stamps], list[dict]]:
     for _ in range(STEPS):
         seen.append(one_step(model, optimizer))
         logged.append(model._get_ddp_logging_data() if isinstance(model, DDP) else {})
-    session._session.recorder.finish()
+    session.current.recorder.finish()
     return seen, [*logged[1:], {}]
 
 
@@ -299,7 +299,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Stamps:
 
 def tap(records: list[StepRecord]) -> None:
     """Keeps what the recorder hands to the sender."""
-    recorder = session._session.recorder
+    recorder = session.current.recorder
     emit = recorder._emit
     recorder._emit = lambda record: (records.append(record), emit(record))
 
