@@ -215,7 +215,7 @@ def _comparable(a: _Phases, b: _Phases, phase: str) -> tuple[Sequence[float], Se
 
 
 def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> FigureChange | None:
-    """Returns a difference of means needs no resampling: its bootstrap spread has a closed form."""
+    """Returns the change of a mean; None with too few steps. Its bootstrap spread has a closed form."""
     if min(len(a), len(b)) < FEWEST_STEPS:
         return None
     blocks_a, blocks_b = _block_medians(a), _block_medians(b)

@@ -1,6 +1,6 @@
 """Records on a thread of its own, so that a slow, full or missing disk delays neither ranks nor viewers.
 
-Frames that do not reach the disk are counted; `ddpwatch.recording.resilient` handles errors.
+Frames that do not reach the disk are counted; `ddpwatch.recording.failing_disk` handles errors.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.collector.hub import size_of
+from ddpwatch.recording.failing_disk import RETRY_S, ResilientWriter
 from ddpwatch.recording.limits import Limits
-from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
 from ddpwatch.wire.messages import Hello, Layout, Message, decode
 from ddpwatch.wire.transport import Envelope
 

@@ -22,8 +22,8 @@ import zmq
 from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
-from ddpwatch.collector.liveness import Connections, Departure, ProcessLiveness
 from ddpwatch.collector.node_links import NodeLinks
+from ddpwatch.collector.process_ends import Connections, Departure, ProcessLiveness
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.errors import DdpwatchError, UsageError

@@ -1,1 +1,1 @@
-"""The probe: hooks, stamps and one frame per step, in the training process. Only here torch is imported."""
+"""The probe: hooks, stamps and one frame per step, in the training process. Only jobs of our own import torch, too."""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from ddpwatch.recording.failing_disk import RETRY_S, ResilientWriter
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.names import parts_of
-from ddpwatch.recording.resilient import RETRY_S, ResilientWriter
 from ddpwatch.wire.messages import Bye, Hello, decode
 from ddpwatch.wire.transport import Envelope, ReceiveClock
 

@@ -44,7 +44,7 @@ def text_report(report: Report, drawn: Drawn | None = None) -> str:
     text = render_report(report)
     if drawn is None:
         return text
-    from ddpwatch.report.charts import charts
+    from ddpwatch.report.terminal_charts import charts
 
     shown = charts(drawn.outline, shutil.get_terminal_size().columns)
     return f"{text}\n\n{shown}" if shown else text

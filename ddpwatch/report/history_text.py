@@ -11,7 +11,7 @@ from ddpwatch.analysis.history import PastRun, RunHistory
 from ddpwatch.analysis.throughput import throughput_text
 from ddpwatch.common.text import UNKNOWN, clean, number, percent
 from ddpwatch.common.text import table as text_table
-from ddpwatch.report.charts import FEWEST_POINTS, chart
+from ddpwatch.report.terminal_charts import FEWEST_POINTS, chart
 
 _HEADER = ["started", "commit", "step ms", "steps", "throughput", "lost", "goodput", "recording"]
 MOST_WORST = 80  # characters of an incident

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
-from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
+from ddpwatch.analysis.diagnosis.words.evidence_sentences import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import as_waited, stack_lines

@@ -1,1 +1,1 @@
-"""The dashboard. The only package that imports textual. Widgets draw, `paint` decides what, `model` holds it."""
+"""The dashboard. The only package that imports textual. Widgets draw, `paint` decides what, `models` hold it."""

@@ -24,7 +24,6 @@ from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.run.state_folder import state_folder
 from ddpwatch.tui.bottom_bar import BAR_CSS, HEIGHTS, WIDTHS, BottomBar, bar_variables
-from ddpwatch.tui.controller import controller_for
 from ddpwatch.tui.explaining import Explaining
 from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplayFeed, ReplaySpec, open_feed
 from ddpwatch.tui.feed import events as posted
@@ -33,6 +32,7 @@ from ddpwatch.tui.models.overview import Link
 from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
 from ddpwatch.tui.models.rank_filter import selecting
 from ddpwatch.tui.models.whole import WholeRecording
+from ddpwatch.tui.navigation import navigation_for
 from ddpwatch.tui.paint.ascii import ascii_text
 from ddpwatch.tui.paint.palette import SCHEMES
 from ddpwatch.tui.runs import RUNS_CSS, RunPicker
@@ -88,7 +88,7 @@ class DashboardApp(App[int]):
         self.session = ViewerSession(isinstance(spec, ReplaySpec), _whole_run(spec))
         self.session.follow_slowest = self.settings.follow_slowest
         self.feed = open_feed(spec, partial(self.call_later, self.take_event))
-        self.controller = controller_for(self.session, self.feed)
+        self.navigation = navigation_for(self.session, self.feed)
         self.explaining = Explaining(self.session, self.feed.order_stacks, clock)
         self.views = Views(self.session, self.settings.timeline_seconds, self.show_step)
         self.view: RunView = next(view for view in self.views if view.id == self.settings.view)
@@ -146,7 +146,7 @@ class DashboardApp(App[int]):
 
     def tick(self) -> None:
         """Draws what is new."""
-        link = self.controller.link(self._clock() - self._last_frames_s > SILENCE_S, self._wall())
+        link = self.navigation.link(self._clock() - self._last_frames_s > SILENCE_S, self._wall())
         if self.session.refresh(link) or self.view.pending:
             self.view.repaint()
 
@@ -202,49 +202,49 @@ class DashboardApp(App[int]):
 
     def action_pause(self) -> None:
         """Freezes the views, or lets them follow the run again."""
-        self.controller.pause(not self.session.paused)
+        self.navigation.pause(not self.session.paused)
         self.tick()
 
     def action_step(self, by: int) -> None:
         """Goes to the step before or after the one shown."""
-        self.controller.step(by)
+        self.navigation.step(by)
         self.tick()
 
     def action_oldest(self) -> None:
         """Goes to the oldest step kept, or to the start of a recording."""
-        self.controller.oldest()
+        self.navigation.oldest()
         self.tick()
 
     def action_newest(self) -> None:
         """Follows the newest step."""
-        self.controller.newest()
+        self.navigation.newest()
         self.tick()
 
     def action_play_to_end(self) -> None:
         """Plays all that is left of a recording at once."""
-        self.controller.play_to_end()
+        self.navigation.play_to_end()
 
     def action_seek(self, seconds: int) -> None:
         """Moves a replay in time."""
-        self.controller.seek(seconds)
+        self.navigation.seek(seconds)
 
     def action_speed(self, by: int) -> None:
         """Makes a replay faster or slower."""
-        self.controller.change_speed(by)
+        self.navigation.change_speed(by)
         self.tick()
 
     def action_loop(self) -> None:
         """Lets a replay start again after its end, or not."""
-        self.controller.toggle_loop()
+        self.navigation.toggle_loop()
         self.tick()
 
     def action_slowest(self) -> None:
         """Goes to the slowest step kept."""
-        self._moved(self.controller.slowest())
+        self._moved(self.navigation.slowest())
 
     def action_finding(self, by: int) -> None:
         """Goes to the next, or previous, step that stands out."""
-        self._moved(self.controller.finding(by))
+        self._moved(self.navigation.finding(by))
 
     def _moved(self, found: bool) -> None:
         if not found:
@@ -259,12 +259,12 @@ class DashboardApp(App[int]):
         if not self.session.replay and number < min(self.session.state.steps, default=number):
             self.notify(f"step {number} is no longer in memory: a recording has it", timeout=4)
             return
-        self._moved(self.controller.go_to_step(number))
+        self._moved(self.navigation.go_to_step(number))
         self.show_view(self.views.timeline)
 
     def action_go_to(self) -> None:
         """Asks for a step; in a replay also for a time."""
-        self.push_screen(AskScreen("go to", self.controller.target_hint, ""), self._go_to)
+        self.push_screen(AskScreen("go to", self.navigation.target_hint, ""), self._go_to)
 
     def _go_to(self, text: str | None) -> None:
         if not text or not text.strip():
@@ -274,7 +274,7 @@ class DashboardApp(App[int]):
         except UsageError as error:
             self.notify(f"{error.message}: {error.hint}")
         else:
-            self._moved(self.controller.go_to(target))
+            self._moved(self.navigation.go_to(target))
 
     # -- what is shown ---------------------------------------------------------------------------------------
 

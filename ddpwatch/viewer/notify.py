@@ -183,7 +183,7 @@ class Notifier:
                 try:
                     wrong = call(alert, self._stop)
                 except Exception as error:  # no process, no memory: the next one may work
-                    wrong = clean(f"--on-incident: {error}")
+                    wrong = clean(f"an alert was not passed on: {error}")
                 if wrong and wrong not in self._said:
                     self._said.add(wrong)
                     self._say(f"{wrong}; that is said once")

@@ -25,7 +25,7 @@ from ddpwatch.analysis.diagnosis.incident import (
     StackGroup,
 )
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
-from ddpwatch.analysis.diagnosis.words.evidence import ELSEWHERE, SENTENCES, evidence_sentences
+from ddpwatch.analysis.diagnosis.words.evidence_sentences import ELSEWHERE, SENTENCES, evidence_sentences
 from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts

@@ -13,11 +13,11 @@ import pytest
 
 from ddpwatch.analysis.attachments import AttachmentBuilder
 from ddpwatch.recording import follow, rank_file
+from ddpwatch.recording.failing_disk import ResilientWriter
 from ddpwatch.recording.follow import FollowSource
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.rank_file import RankFile
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.resilient import ResilientWriter
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of
 from ddpwatch.wire.messages import Beat, Bye, Hello, Message, Step, encode
@@ -226,7 +226,7 @@ def test_a_disk_that_fails_twice_in_a_row_keeps_its_times(tmp_path: Path, monkey
 
 def test_a_disk_that_works_again_is_used_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr("ddpwatch.recording.resilient.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("ddpwatch.recording.failing_disk.time.monotonic", lambda: now_s)
     writer = ResilientWriter(tmp_path / "disk" / "a.mcap", {}, Limits())
     while now_s < 600:
         now_s += 0.25

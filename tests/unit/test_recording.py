@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from ddpwatch.cli import app
 from ddpwatch.errors import UsageError
+from ddpwatch.recording.failing_disk import ResilientWriter
 from ddpwatch.recording.limits import Limits
 from ddpwatch.recording.names import parts_of, reserve
 from ddpwatch.recording.reader import Recording
-from ddpwatch.recording.resilient import ResilientWriter
 from ddpwatch.recording.rotation import RotatingWriter
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.report.build import report_of

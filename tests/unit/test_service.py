@@ -17,7 +17,7 @@ import zmq
 from ddpwatch.collector import devices, liveness, service
 from ddpwatch.collector.attention import LEAD_STEPS
 from ddpwatch.collector.devices import DeviceSampler
-from ddpwatch.collector.liveness import Departure
+from ddpwatch.collector.process_ends import Departure
 from ddpwatch.collector.root import Root
 from ddpwatch.collector.service import GONE, Collector, Options
 from ddpwatch.errors import DdpwatchError

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.words.evidence import evidence_sentences
+from ddpwatch.analysis.diagnosis.words.evidence_sentences import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, message_text, steps_text
 from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import IN_LOG, on_screen

@@ -8,7 +8,7 @@ from ddpwatch.tui.models.overview import LinkState
 from ddpwatch.tui.session import ViewerSession
 
 
-class Controller:
+class Navigation:
     """Moves among the steps kept of a live run. What only a replay can do, does nothing.
 
     The methods that return a bool say whether there was somewhere to go.
@@ -74,7 +74,7 @@ class Controller:
         """Lets a replay start again after its end, or not."""
 
 
-class ReplayController(Controller):
+class ReplayNavigation(Navigation):
     """Moves through a recording, also to steps that are no longer kept."""
 
     target_hint = HINT
@@ -143,6 +143,6 @@ class ReplayController(Controller):
         self.feed.toggle_loop()
 
 
-def controller_for(session: ViewerSession, feed: LiveFeed | ReplayFeed) -> Controller:
-    """Returns the controller for that kind of feed."""
-    return ReplayController(session, feed) if isinstance(feed, ReplayFeed) else Controller(session)
+def navigation_for(session: ViewerSession, feed: LiveFeed | ReplayFeed) -> Navigation:
+    """Returns the navigation for that kind of feed."""
+    return ReplayNavigation(session, feed) if isinstance(feed, ReplayFeed) else Navigation(session)
