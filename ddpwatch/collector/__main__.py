@@ -7,12 +7,15 @@ import contextlib
 import logging
 import signal
 import sys
+import time
 
 from ddpwatch.collector.service import Collector, Options
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import rundir
 from ddpwatch.run.priority import lower_process
 
+LAUNCHER_S = 10.0  # for a launcher to end; later, the next run removes its notes
+LOOK_S = 0.1
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -38,6 +41,9 @@ def main() -> None:
     collector.end_on(*ending)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
     collector.run()
+    for number in ending:
+        signal.signal(number, signal.SIG_DFL)
+    _remove_notes(options.run_id)
 
 
 def _made(options: Options) -> Collector:
@@ -49,6 +55,15 @@ def _made(options: Options) -> Collector:
         with contextlib.suppress(DdpwatchError):
             rundir.remove(options.run_id)
         sys.exit(error.exit_code)
+
+
+def _remove_notes(run_id: str) -> None:
+    """Removes what the run's ranks have left for others in their place, once torchrun has gone, which ends last."""
+    until_s = time.monotonic() + LAUNCHER_S
+    with contextlib.suppress(DdpwatchError, OSError):  # no run directory
+        while rundir.has_notes(run_id) and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+            rundir.remove_old_notes()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Which run a job was before torchrun started its ranks again: after a failure, or when a node left or joined.
 
 torchrun stays where it is, on each node, and starts new ranks below itself. So a rank leaves a note for the one that
-takes its place. It stays when the rank ends, since nobody knows then whether another one will come, and goes once
-torchrun has gone (`rundir.remove_old_notes`).
+takes its place. It stays when the rank ends, since nobody knows then whether another one will come. Once torchrun has
+gone, the collector removes it, which waits for that, or a later run (`rundir.remove_old_notes`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import clock, rundir
-from ddpwatch.run.regular import read_regular, write_whole
+from ddpwatch.run.regular import write_whole
 
 
 def succeed(run_id: str, session: int, leaves_note: bool = True) -> str:
@@ -32,7 +32,7 @@ def succeed(run_id: str, session: int, leaves_note: bool = True) -> str:
     note = _note()
     if note is None:
         return ""
-    previous = "" if session > 1 else _read(note)
+    previous = "" if session > 1 else rundir.read_note(note)
     with contextlib.suppress(OSError, ValueError, DdpwatchError):
         if leaves_note:
             write_whole(note, run_id.encode())
@@ -50,11 +50,3 @@ def _note() -> Path | None:
         return rundir.note(launcher, started, int(place))
     except (OSError, ValueError, DdpwatchError):
         return None
-
-
-def _read(note: Path) -> str:
-    """Returns the run that a note names; empty if it names none. Waits for nobody, whatever is there."""
-    try:
-        return rundir.check_run_id(read_regular(note, 256, os.O_NOFOLLOW).decode())  # more than a run id has
-    except (OSError, ValueError, DdpwatchError):
-        return ""

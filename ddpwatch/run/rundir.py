@@ -326,6 +326,19 @@ def rests(run_id: str) -> list[Path]:
     return sorted(directory().glob(f"{check_run_id(run_id)}{REST}*"))
 
 
+def read_note(path: Path) -> str:
+    """Returns the run that a note names; empty if it names none. Waits for nobody, whatever is there."""
+    try:
+        return check_run_id(read_regular(path, 256, os.O_NOFOLLOW).decode())  # more than a run id has
+    except (OSError, ValueError, DdpwatchError):
+        return ""
+
+
+def has_notes(run_id: str) -> bool:
+    """Returns whether notes name the run. Once torchrun has started its ranks again, they name the next one."""
+    return any(_NOTE_NAME.fullmatch(path.name) and read_note(path) == run_id for path in directory().iterdir())
+
+
 def remove_old_notes() -> None:
     """Removes the notes of jobs whose torchrun has gone, or is out of sight and started long ago."""
     for path in directory().iterdir():

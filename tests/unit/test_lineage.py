@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch.collector import __main__ as collector
 from ddpwatch.probe import lineage
 from ddpwatch.probe.lineage import succeed
 from ddpwatch.run import regular, rundir
@@ -130,6 +131,23 @@ def test_notes_go_with_their_torchrun(
     visit()
     assert not any(path.exists() for path in left)
     assert foreign.exists()
+
+
+@pytest.mark.parametrize("run_id", ["train-1", "train-0"])
+def test_a_collector_waits_for_the_end_of_torchrun(
+    run_id: str, other_torchrun: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks end first. Where their places have notes of another run, it is not over, and goes on."""
+    left = leave_notes(other_torchrun.pid)
+
+    def sleep(_: float) -> None:
+        other_torchrun.kill()
+        other_torchrun.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collector.time, "sleep", sleep)
+        collector._remove_notes(run_id)
+    assert [path.exists() for path in left] == [run_id != "train-1"] * 2
 
 
 def test_notes_of_processes_out_of_sight_are_removed_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
