@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ddpwatch.collector import devices, liveness, service
+from ddpwatch.collector import devices, process_ends, service
 from ddpwatch.collector.attention import LEAD_STEPS
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.process_ends import Departure
@@ -300,13 +300,13 @@ def test_the_death_of_a_process_whose_name_is_no_text() -> None:
         process.stdout.readline()
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert liveness._proc_state(process.pid) == ("Z", 9)
+        assert process_ends._proc_state(process.pid) == ("Z", 9)
 
 
 @pytest.mark.parametrize(("code", "reason"), [(0, "finished"), (3, "lost")])
 def test_a_process_that_ends_without_a_goodbye_has_finished_if_its_exit_code_says_so(code: int, reason: str) -> None:
     """As with a job's own ``_exit`` in C, which ddpwatch does not see."""
-    follows = liveness.ProcessLiveness(zmq.Poller())
+    follows = process_ends.ProcessLiveness(zmq.Poller())
     ends = f"import sys; sys.stdin.read(); exit({code})"
     with subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE) as process:
         here = {"boot_id": boot_id(), "pid_ns": pid_namespace()}

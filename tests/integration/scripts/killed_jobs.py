@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ddpwatch
-from ddpwatch.probe import session  # noqa: F401 - likewise: what the first watch() imports
+from ddpwatch.probe import watch  # noqa: F401 - likewise: what the first watch() imports
 
 LANES = 6
 RANKS = 2
