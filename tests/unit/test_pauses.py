@@ -345,11 +345,11 @@ class TestRhythms:
             for rank in range(2):
                 one = (in_step if long else step)(rank, number)
                 one.start_ns, one.duration_ns = start, (100 + long) * MS
-                if number == 60:
+                if number in (60, 90):
                     line = (
                         'torch/distributed/distributed_c10d.py", line 1 in barrier'
                         if rank
-                        else 'job.py", line 88 in draw'
+                        else f'plot.py", line {number} in fill\n  File "/job.py", line 88 in draw'
                     )
                     text = f'Thread 0x1 (most recent call first):\n  File "/{line}\n  File "/job.py", line 9 in train'
                     about = {"at_ns": start + 300 * MS, "since_ns": start}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import PurePath
 
 from ddpwatch.analysis.diagnosis.incident import StackGroup
@@ -25,6 +26,7 @@ class CallStack:
         site: The innermost frame that is neither torch's nor ddpwatch's nor the standard library's, with the file's
             name only; the innermost of all, if there is no such frame.
         inner: The function of the innermost frame, if that is another.
+        calls: All frames like that one, outermost first.
         in_collective: Whether it waits inside a collective of ``torch.distributed``.
     """
 
@@ -33,6 +35,18 @@ class CallStack:
     site: str
     inner: str
     in_collective: bool
+    calls: tuple[str, ...] = ()
+
+
+def shared_site(stacks: Sequence[tuple[str, ...]]) -> str:
+    """Returns the innermost call that some stacks have in common; empty if that is only the one that all starts with.
+
+    Args:
+        stacks: The `calls` of each.
+    """
+    shared = [calls[0] for calls in takewhile(lambda calls: len(set(calls)) == 1, zip(*stacks, strict=False))]
+    is_vague = len(shared) == 1 and any(len(calls) > 1 for calls in stacks)
+    return "" if is_vague or not shared else shared[-1]
 
 
 def grouped(stacks: Iterable[tuple[int, CallStack]], blamed: Set[int]) -> list[StackGroup]:
@@ -55,11 +69,16 @@ def call_stack(stack: Stack) -> CallStack | None:
             break  # the next thread
     if not found:
         return None
-    own = next((frame for frame in found if not is_library(frame[0])), found[0])
+    own = [frame for frame in found if not is_library(frame[0])] or found[:1]
     return CallStack(
         at_ns=stack.at_ns,
         frames=tuple(f"{file}:{line} in {function}" for file, line, function in found[:32]),
-        site=f"{PurePath(own[0]).name}:{own[1]} in {own[2]}",
-        inner="" if own is found[0] else found[0][2],
+        site=_site(*own[0]),
+        inner="" if own[0] is found[0] else found[0][2],
         in_collective=_COLLECTIVE.search(found[0][0]) is not None,
+        calls=tuple(_site(*frame) for frame in reversed(own)),
     )
+
+
+def _site(file: str, line: str, function: str) -> str:
+    return f"{PurePath(file).name}:{line} in {function}"

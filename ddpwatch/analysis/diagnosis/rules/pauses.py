@@ -149,7 +149,7 @@ class Pauses:
         pause = Pause(ranks, phase, step, ranks_in_run=len(facts.across), bare=not facts.across.counted)
         pause.add_step(step, excess - marked, cost * (excess - marked) // excess)
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
-        pause.sites = self._sites(facts)
+        pause.stacks = self._stacks_in(facts)
         if not ranks:
             pause.shared[account_of(phase) if pause.bare and phase else facts.split.taken_for] = cost
             behind = None if phase == "data" else self._held_up.seen_behind(facts.across, excess)
@@ -171,15 +171,15 @@ class Pauses:
         else:
             self._lags = {rank: lag for rank, lag in self._lags.items() if 2 * lags.get(rank, 0) >= lag}
 
-    def _sites(self, facts: StepFacts) -> dict[int, str]:
+    def _stacks_in(self, facts: StepFacts) -> list[tuple[int, tuple[str, ...]]]:
         """Returns where ranks were in a step, but for those that waited in a collective."""
         steps = ((rank, self._stacks.get(rank), step) for rank, step in facts.across.ranks.items())
-        return {
-            rank: stack.site
+        return [
+            (rank, stack.calls)
             for rank, stack, step in steps
             if stack is not None and not stack.in_collective
             if step.start_ns <= stack.at_ns <= step.start_ns + step.duration_ns
-        }
+        ]
 
     def _who(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str, int]:
         """Returns whose pause it was, empty for no single rank's, its phase, and what it cost.

@@ -9,9 +9,11 @@ from itertools import pairwise
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import AccountKey
 from ddpwatch.analysis.diagnosis.causes.devices import Denied, DeviceCause
+from ddpwatch.analysis.diagnosis.hangs.call_stack import shared_site
 from ddpwatch.analysis.diagnosis.incident import Incident
 
 KEEP_STRUCK = 512  # newest, of a pause that recurs
+KEEP_STACKS = 64  # newest
 ALIKE = 4  # times as long, at most, are pauses that recur as one
 REGULAR_AFTER = 2  # distances, to call a pause regular
 LATE_AGAIN = 2  # times the longest distance so far: what has not come again by then is over
@@ -37,7 +39,7 @@ class Pause:
         incident: Once somebody asked, until it strikes again.
         behind: In how many stalls that seemed to be of all ranks heartbeats showed which one behind.
         shared: What these stalls cost (ns), by what they were taken for.
-        sites: Where ranks were, as call sites, the newest of each.
+        stacks: Where ranks were: the calls of each stack, of which the newest are kept.
     """
 
     ranks: tuple[int, ...]
@@ -62,7 +64,7 @@ class Pause:
     starts: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STRUCK))
     behind: Counter[int] = field(default_factory=Counter)
     shared: Counter[AccountKey] = field(default_factory=Counter)
-    sites: dict[int, str] = field(default_factory=dict)
+    stacks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
     def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
         """Takes one step that it struck."""
@@ -141,10 +143,9 @@ class Pause:
     @property
     def site(self) -> str:
         """The place in the code where the rank was; of a pause of all, where all were, as far as that is known."""
-        if self.ranks:
-            return self.sites.get(self.ranks[0], "")
-        found = set(self.sites.values())
-        return found.pop() if len(found) == 1 else ""
+        found = [calls for rank, calls in self.stacks if not self.ranks or rank in self.ranks]
+        newest = found[-1][-1] if found and self.ranks else ""
+        return shared_site(found) or newest
 
     def _always_behind(self) -> tuple[int, ...]:
         """Returns the rank that the others waited for, by what is known of its stalls together."""
@@ -177,7 +178,7 @@ class Pause:
         self.shared = self.shared + other.shared
         self.behind = self.behind + other.behind + Counter(dict.fromkeys(other.ranks, FEWEST_BEHIND))
         self.ranks = self.ranks or self._always_behind()
-        self.sites = self.sites | other.sites
+        self.stacks = [*self.stacks, *other.stacks][-KEEP_STACKS:]
         self.span_ns = self.span_ns[0], other.span_ns[1]
         self.unusual = self.unusual or other.unusual
         self.denied = self.denied and other.denied
