@@ -37,6 +37,7 @@ KEEP_PAUSES = 256  # the costliest
 SAMPLED_NS = 2_000_000_000  # after a stall, for the samples that describe it
 TOGETHER = 2  # steps, after a stall: one that comes so soon is part of it
 DENIED_SHARE = 0.5  # of a stall, in which the machine did not let the job run: then it is the machine's
+AS_LONG = 0.5  # of the longest rank's pause, at least: then all pause together; else they wait for that one
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
 _NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
 
@@ -124,8 +125,11 @@ class Pauses:
             paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
             if len(paused) > 1 and len(paused) == len(facts.across):
                 most = max(paused.values())
-                self._recurring((), phase, facts, most).add_step(step, most, sum(paused.values()))
-                continue
+                longest = {rank: ns for rank, ns in paused.items() if ns >= AS_LONG * most}
+                if len(longest) == len(paused):
+                    self._recurring((), phase, facts, most).add_step(step, most, sum(paused.values()))
+                    continue
+                paused = longest  # as of a checkpoint to which the others only add their random states
             for rank, ns in paused.items():
                 others = len(facts.across) - 1
                 due = min(ns, split.held_up.get(rank, 0)) if facts.across.counted else ns
