@@ -117,12 +117,13 @@ def _name_of(frame: FrameType | None) -> str:
     if frame is None:
         return "unknown"
     code = frame.f_code
+    function = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]  # Python < 3.11: without its class
     if code.co_filename.startswith(f"{_TORCH}autograd/"):
         return "backward"
     if code.co_filename.startswith(_TORCH):
         module = code.co_filename.removeprefix(_TORCH).removesuffix(".py").replace("/", ".")
-        return f"{module.removeprefix('distributed.')} {code.co_name}"[:200]
+        return f"{module.removeprefix('distributed.')} {function}"[:200]
     *_, library = code.co_filename.rpartition("-packages/")
     if library != code.co_filename:
-        return f"{library.partition('/')[0].removesuffix('.py')} {code.co_name}"[:200]
+        return f"{library.partition('/')[0].removesuffix('.py')} {function}"[:200]
     return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"[:200]

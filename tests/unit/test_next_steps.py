@@ -29,7 +29,7 @@ from ddpwatch.analysis.diagnosis.words.evidence_sentences import ELSEWHERE, SENT
 from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.wire.messages import BusyProcess, Layout, LayoutKind, Mark, Status
+from ddpwatch.wire.messages import OWN_COLLECTIVES, BusyProcess, Layout, LayoutKind, Mark, Status
 from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
@@ -174,6 +174,8 @@ def test_what_hides_transfers_depends_on_the_wrapper_whatever_else_is_called(
     for kind in kinds:
         job.add_layout(Layout(rank=0, epoch=0, params=[], buckets=[], kind=kind))
     assert does in next_step(Incident("exposed_comm", "warning", ""), job)
+    own = Incident("exposed_comm", "warning", "", module=OWN_COLLECTIVES, bucket=7)
+    assert "async_op=True" in next_step(own, job)  # unless these are exposed most
 
 
 def test_the_dashboard_has_a_view_for_what_if() -> None:

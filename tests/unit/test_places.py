@@ -1,5 +1,7 @@
 """The names of places that issue collectives."""
 
+import sys
+
 import pytest
 
 from ddpwatch.probe.places import _name_of
@@ -19,3 +21,10 @@ def test_a_library_s_function_is_named_and_the_line_of_a_script(file: str, name:
     code = compile("import sys\ndef reduce():\n    return sys._getframe()\n", file, "exec")
     exec(code, space := {})
     assert _name_of(space["reduce"]()) == name
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code does not know its class")
+def test_a_method_is_named_with_its_class() -> None:
+    source = "import sys\ndef make():\n class Splits:\n  def __init__(self): self.at = sys._getframe()\n return Splits"
+    exec(compile(source, "/v/lib/python3.13/site-packages/torchrec/dist_data.py", "exec"), space := {})
+    assert _name_of(space["make"]()().at) == "torchrec Splits.__init__"

@@ -15,7 +15,7 @@ from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
 from ddpwatch.analysis.diagnosis.words.wording import processes_named, ranks_named
 from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
-from ddpwatch.wire.messages import Bye, Hello, Layout, LayoutKind, Mark
+from ddpwatch.wire.messages import OWN_COLLECTIVES, Bye, Hello, Layout, LayoutKind, Mark
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
 ON_SCREEN = "press 8 (what-if)"
@@ -225,14 +225,20 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     return f"give the DataLoader {places.more_workers}{pinned}"
 
 
-def _exposed_by(places: JobPlaces) -> str:
-    """Returns what to do about exposed transfers, by what collectives carry: only DDP's can be predicted."""
-    return _OF_COLLECTIVES.get(places.layout_kind or "bucket") or f"{places.what_if} {_PREDICTS}"
+def _exposed_by(places: JobPlaces, module: int | None = None) -> str:
+    """Returns what to do about exposed transfers, by what collectives carry: only DDP's can be predicted.
+
+    Args:
+        places: What is known of the job.
+        module: Whose are exposed most; None if that is not known.
+    """
+    kind = "call" if module == OWN_COLLECTIVES else places.layout_kind or "bucket"
+    return _OF_COLLECTIVES.get(kind) or f"{places.what_if} {_PREDICTS}"
 
 
 def _exposed(incident: Incident, places: JobPlaces) -> str:
     """Returns what to do about exposed transfers; of more than half of a step, no overlap could hide all."""
-    text = _exposed_by(places)
+    text = _exposed_by(places, incident.module)
     return f"{text}; {_TOO_SMALL}" if (incident.evidence.share_of_step or 0.0) > MOSTLY_EXPOSED else text
 
 
