@@ -332,6 +332,13 @@ def first_compute(step: Step, own: bool = False) -> int:
     return 0
 
 
+def backward_starts(step: Step) -> list[int]:
+    """Returns when each backward started. One goes on right after a wait within it, as of a comm hook that waits."""
+    waited = {span.end for span in step.spans if span.phase == "sync"}
+    backwards = (span for span in step.spans if span.phase == "backward" and span.end > span.start)
+    return [span.start for span in backwards if span.start not in waited]
+
+
 def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:
     """Returns the exposed time; without completions, when the rank only waited for collectives."""
     if comm is None:

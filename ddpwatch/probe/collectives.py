@@ -48,6 +48,9 @@ class DdpObserver(Protocol):
             The bucket's record, None if it is not recorded.
         """
 
+    def hook_has_waited(self, at: int) -> None:
+        """Notes that a comm hook returns what has been communicated since ``at`` (what `before_launch` returned)."""
+
     def on_comm_hook(self) -> None:
         """Notes that the module was given a comm hook that was not wrapped, since its process group has hooks."""
 

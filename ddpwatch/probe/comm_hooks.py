@@ -127,11 +127,14 @@ def _before(observer: DdpObserver, bucket: GradBucket) -> Launch:
 
 
 def _after(observer: DdpObserver, bucket: GradBucket, future: Any, launch: Launch) -> None:
-    """Marks as idle a hook that returns a finished future and has issued no collective: nothing was communicated."""
+    """Records a hook's bucket. With a finished future, it has waited itself, or is idle: nothing was communicated."""
     if launch is None or not isinstance(future, torch._C.Future):  # DDP refuses anything else
         return
     at, nbytes, before = launch
-    idle = bool(before) and before == issued_anywhere() and future.done()
+    done = future.done()
+    idle = bool(before) and before == issued_anywhere() and done
+    if done and not idle:
+        observer.hook_has_waited(at)
     entry = observer.after_launch(bucket.index(), nbytes, at, future)
     if entry is not None:
         entry.idle = idle

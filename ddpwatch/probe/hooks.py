@@ -346,6 +346,11 @@ class DdpProbe(GuardedProbe):
             self._recorder.charge(time.monotonic_ns() - entered)
         return entry
 
+    def hook_has_waited(self, at: int) -> None:
+        """Takes the call for a wait, on a host: NCCL's futures are finished as soon as it has issued."""
+        if self._host:
+            self._recorder.has_waited(at)
+
     def _stamp_completion(self, entry: BucketRecord, pending: Any) -> None:
         """Stamps when the result is there.
 

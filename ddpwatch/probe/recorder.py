@@ -31,6 +31,7 @@ MAX_WAITS = 1024  # for data, between two forwards; of more, only the newest cou
 MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gradients on
 MAX_BACKWARDS = 4096  # that have reduced nothing, in one step
 MAX_COLLECTIVES = 32_768  # of FSDP2's, in one step; more, and no forward that is seen follows
+WAITED_NS = 1_000_000  # by a comm hook that returns a finished future: less is no wait, but the call itself
 STRETCH_NS = 25_000_000  # of bare steps: half of how far ahead the collector grants a budget
 
 
@@ -452,6 +453,19 @@ class StepRecorder:
         """Notes that the backward goes on after `wait_begin`."""
         if self.phase == "sync":
             self._leave("sync", "backward")
+
+    def has_waited(self, since: int) -> None:
+        """Notes that the backward has only waited since then (ns), which is known now: a comm hook did.
+
+        Light steps would take that for compute.
+        """
+        if self.phase == "backward" and self.current is not None and self._host() - since >= WAITED_NS:
+            since = max(since, self.since)
+            self.current.spans.append(("backward", self._phase_start, since))
+            self._phase_start = since
+            self._leave("sync", "backward")
+            if self.sampling is not None:
+                self.sampling.use_light(False)
 
     # -- buckets and parameters ------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def lost_time(lost: LostFigures) -> LostTime:
 def lost_sentence(report: Report) -> str:
     """Returns what share of the run was lost, and to what; "" where no step shows it."""
     lost = report.lost
-    ranks = sum(row.steps > 0 for row in report.ranks)
+    ranks = sum(row.steps > 0 for row in report.ranks) or len(report.ranks)  # one may have died before its first step
 
     def named(account: Account) -> str:
         return _from_layer(account, report)

@@ -16,7 +16,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.analysis.run import Run
-from ddpwatch.analysis.step import starts_of, without_own
+from ddpwatch.analysis.step import backward_starts, starts_of, without_own
 from ddpwatch.common.intervals import total, union
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import Parameter
@@ -374,7 +374,7 @@ def _rank_step(step: Step, start_ns: int, ids: Sequence[int]) -> RankStep:
     return RankStep(
         start=base,
         end=base + step.duration_ns,
-        backward=base + ends["backward"].start,
+        backward=base + max(backward_starts(step), default=ends["backward"].start),
         computed=base + computed,
         synced=base + synced,
         data=None if step.data is None else float(total(union(step.data))),

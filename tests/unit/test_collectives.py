@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import _r
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
+from ddpwatch.analysis.step import backward_starts, figures
 from ddpwatch.probe import calls, comm_hooks
 from ddpwatch.probe.collectives import GroupHooks, _registered, _take_hooks_out, nbytes_of
 from ddpwatch.probe.guarded import ProbeContext
@@ -374,6 +375,25 @@ def test_a_comm_hook_runs_unwrapped_where_process_groups_have_hooks(when: str) -
     watched.probe.close()
     watched.probe._group_hooks = None
     assert not hooks_left(hooks)  # type: ignore[arg-type]
+
+
+def test_a_comm_hook_that_waits_itself_is_no_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing hides such a collective, though it lies within the backward."""
+    monkeypatch.setattr("ddpwatch.probe.recorder.WAITED_NS", 0)
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def] # DDP does not take annotations that are strings
+        dist.all_reduce(bucket.buffer())
+        (future := torch.futures.Future[torch.Tensor]()).set_result(bucket.buffer())
+        return future
+
+    watched = Watched()
+    watched.ddp.register_comm_hook(None, hook)
+    step = watched.train(3)[-1]
+    waits = [span for span in step.spans if span.phase == "sync"]
+    assert len(waits) == LAYERS + 1
+    assert len(backward_starts(step)) == 1
+    assert (figures(step).exposed_ns or 0) >= sum(wait.end - wait.start for wait in waits[:LAYERS])
+    watched.probe.close()
 
 
 @has_hooks

@@ -144,6 +144,9 @@ def test_of_many_hosts_the_text_has_the_number(report: Report) -> None:
 
 def test_nothing_lost_and_nothing_known(report: Report) -> None:
     assert lost_sentence(lost(report, ("compute", None, "forward", 1.0), ranks=1)) == "no loss seen in 1 rank × 100 s"
+    died = lost(report, ("waiting", 1, "between", 1.0), ranks=2)  # in rank 1, before the first step
+    died = replace(died, ranks=[replace(row, steps=0) for row in died.ranks])
+    assert lost_sentence(died).startswith("100.0 % of 2 ranks × 50 s lost")
     unknown = replace(report, lost=LostFigures(0.0, None, None, []))
     assert lost_sentence(unknown) == ""
     assert "lost:" not in render_report(unknown) + render_markdown(unknown)
