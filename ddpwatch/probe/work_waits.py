@@ -2,14 +2,15 @@
 
 ``Work.wait`` is C++, and only the interpreter shows its calls (Python ≥ 3.12), function by function. So those that
 issue are looked into, what calls these, and what any of them calls that has "wait" in its name: an optimizer that waits
-for what it has issued, a pipeline's schedule, a handle of a library's around a `Work`.
+for what it has issued, a pipeline's schedule, a handle of a library's around a `Work`. If they are methods, others of
+their objects that call some `wait` are looked into as well: a bucket of gradients, which somebody else finishes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -51,7 +52,8 @@ class WorkWaits:
             self._places.add(entry.index)
             for _ in range(1 + CALLERS):
                 if place is not None:
-                    self._look_into(place.f_code)
+                    for code in (place.f_code, *_waiting_methods(place)):
+                        self._look_into(code)
                     place = place.f_back
 
     def _look_into(self, code: CodeType) -> None:
@@ -95,3 +97,12 @@ class WorkWaits:
         if entry is not None:
             entry.wait_end = at
             entry.done = at if entry.done is None else entry.done
+
+
+def _waiting_methods(frame: FrameType) -> Iterator[CodeType]:
+    """Yields the code of methods that call some `wait`, of the object of which one runs there."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    for kind in type(frame.f_locals.get(names[0])).__mro__ if names else ():
+        for method in list(vars(kind).values()):
+            if type(method) is FunctionType and "wait" in method.__code__.co_names:
+                yield method.__code__
