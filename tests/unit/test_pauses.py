@@ -227,6 +227,14 @@ class TestPauses:
         assert (found.kind, found.severity, found.ranks, found.cost_ns) == ("pause", "info", (), 1000 * MS)
 
 
+def stack_at(now, rank, number):
+    """Rank 0 draws, in another line each time, and rank 1 waits in a collective."""
+    calls = f'plot.py", line {number} in fill\n  File "/job.py", line 88 in draw'
+    calls = 'torch/distributed/distributed_c10d.py", line 1 in barrier' if rank else calls
+    text = f'Thread 0x1 (most recent call first):\n  File "/{calls}\n  File "/job.py", line 9 in train'
+    return Stack(rank=rank, step=number, at_ns=now, since_ns=now - 300 * MS, text=text)
+
+
 def with_stalls(at, took=600, others=(), steps=240):
     """A run whose rank 1 is between steps for so long (ms) before some steps, bare ones of which heartbeats tell."""
     messages, now = [hello(0), hello(1)], 0
@@ -349,15 +357,8 @@ class TestRhythms:
             for rank in range(2):
                 one = (in_step if long else step)(rank, number)
                 one.start_ns, one.duration_ns = start, (100 + long) * MS
-                if number in (60, 90):
-                    line = (
-                        'torch/distributed/distributed_c10d.py", line 1 in barrier'
-                        if rank
-                        else f'plot.py", line {number} in fill\n  File "/job.py", line 88 in draw'
-                    )
-                    text = f'Thread 0x1 (most recent call first):\n  File "/{line}\n  File "/job.py", line 9 in train'
-                    about = {"at_ns": start + 300 * MS, "since_ns": start}
-                    messages.append(Stack(rank=rank, step=number, text=text, **about))
+                if number in (60, 90) and not rank:
+                    messages.append(stack_at(start + 300 * MS, rank, number))
                 if long:
                     about = {"at_ns": start + (450 if rank == slow else 440) * MS, "since_ns": start}
                     messages.append(beat(rank, number, phase="input", issued=number + (rank != slow), **about))
@@ -369,6 +370,22 @@ class TestRhythms:
         assert (found.ranks, found.period, found.steps) == (ranks, 30, 3)
         assert found.message.endswith("ms: job.py:88 in draw")
         assert (found.cost_ns, waiting) == ((1500 * MS, {0: 1500 * MS}) if ranks else (3000 * MS, {}))
+
+    def test_the_only_rank_that_is_in_no_collective_is_waited_for(self):
+        """Rank 0 draws samples, and the other one waits in a broadcast: it was said that every rank paused."""
+        messages, now = [hello(0), hello(1)], 0
+        for number in range(120):
+            long = 500 if number in (30, 60, 90) else 0
+            for rank in range(2):
+                one = (bare if long else step)(rank, number)
+                one.start_ns, one.duration_ns = START_NS + now * MS, (100 + long) * MS
+                if number in (60, 90):
+                    messages.append(stack_at(one.start_ns + 300 * MS, rank, number))
+                messages.append(one)
+            now += 100 + long
+        (found,) = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
+        assert (found.period, found.steps, found.cost_ns) == (30, 3, 1500 * MS)
+        assert found.message == "rank 0 alone paused every 30 steps, for up to 500 ms: job.py:88 in draw"
 
     @pytest.mark.parametrize(("phase", "severity"), [("input", "info"), ("forward", "warning")])
     def test_what_all_ranks_do_between_steps_is_the_loop_s(self, phase, severity):

@@ -153,7 +153,8 @@ class Pauses:
         pause = Pause(ranks, phase, step, ranks_in_run=len(facts.across), bare=not facts.across.counted)
         pause.add_step(step, excess - marked, cost * (excess - marked) // excess)
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
-        pause.stacks = self._stacks_in(facts)
+        stacks = self._stacks_in(facts.across)
+        pause.stacks = [(rank, stack.calls) for rank, stack in stacks.items() if not stack.in_collective]
         if not ranks:
             pause.shared[account_of(phase) if pause.bare and phase else facts.split.taken_for] = cost
             behind = None if phase == "data" else self._held_up.seen_behind(facts.across, excess)
@@ -175,15 +176,20 @@ class Pauses:
         else:
             self._lags = {rank: lag for rank, lag in self._lags.items() if 2 * lags.get(rank, 0) >= lag}
 
-    def _stacks_in(self, facts: StepFacts) -> list[tuple[int, tuple[str, ...]]]:
-        """Returns where ranks were in a step, but for those that waited in a collective."""
-        steps = ((rank, self._stacks.get(rank), step) for rank, step in facts.across.ranks.items())
-        return [
-            (rank, stack.calls)
+    def _stacks_in(self, across: StepAcrossRanks) -> dict[int, CallStack]:
+        """Returns where ranks were in a step, as far as that is known."""
+        steps = ((rank, self._stacks.get(rank), step) for rank, step in across.ranks.items())
+        return {
+            rank: stack
             for rank, stack, step in steps
-            if stack is not None and not stack.in_collective
-            if step.start_ns <= stack.at_ns <= step.start_ns + step.duration_ns
-        ]
+            if stack is not None and step.start_ns <= stack.at_ns <= step.start_ns + step.duration_ns
+        }
+
+    def _outside(self, across: StepAcrossRanks) -> int | None:
+        """Returns the only rank that was in no collective, if all others were in one."""
+        stacks = self._stacks_in(across)
+        found = [rank for rank, stack in stacks.items() if not stack.in_collective]
+        return found[0] if len(found) == 1 and len(stacks) == len(across) > 1 else None
 
     def _who(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str, int]:
         """Returns whose pause it was, empty for no single rank's, its phase, and what it cost.
@@ -198,6 +204,7 @@ class Pauses:
         bare, usual = not across.counted, across.longest_ns - excess
         all_wait = bare and self._held_up.doing(across, tuple(across.ranks), excess) == "data"
         rank = None if all_wait else self._held_up.by(across, excess, self._ledger.gaps)
+        rank = self._outside(across) if rank is None and not all_wait else rank
         ranks = across.ranks if rank is None else (rank,)
         phase = _longest_phase(facts, excess) if across.counted and rank is None else ""
         phase = self._held_up.doing(across, tuple(ranks), excess) or phase

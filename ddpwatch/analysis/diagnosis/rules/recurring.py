@@ -171,7 +171,7 @@ class Pause:
             self.starts = deque(sorted([*self.starts, *other.starts]), maxlen=KEEP_STRUCK)
             self.times += other.times
         self.count += 0 if known else other.count
-        self.until = max(self.until, other.until)
+        self.since, self.until = min(self.since, other.since), max(self.until, other.until)
         self.longest_ns = max(self.longest_ns, other.longest_ns)
         self.excess_ns += other.excess_ns
         self.cost_ns += other.cost_ns
@@ -179,20 +179,31 @@ class Pause:
         self.behind = self.behind + other.behind + Counter(dict.fromkeys(other.ranks, FEWEST_BEHIND))
         self.ranks = self.ranks or self._always_behind()
         self.stacks = [*self.stacks, *other.stacks][-KEEP_STACKS:]
-        self.span_ns = self.span_ns[0], other.span_ns[1]
+        self.span_ns = min(self.span_ns[0], other.span_ns[0]), max(self.span_ns[1], other.span_ns[1])
         self.unusual = self.unusual or other.unusual
         self.denied = self.denied and other.denied
         self.incident = None
 
 
 def with_pause(found: Sequence[Pause], pause: Pause) -> list[Pause]:
-    """Returns the pauses and one more, which may be one of them again."""
+    """Returns the pauses and one more, which may be one of them again.
+
+    With that, it may show whose another one was that seemed to be of all ranks.
+    """
     known = next((known for known in found if known.is_again(pause)), None)
     if known is None:
         return [*found, pause]
-    both = replace(known, starts=deque(known.starts, maxlen=KEEP_STRUCK))
-    both.merge(pause, again=True)
-    return [both if one is known else one for one in found]
+    both = _joined(known, pause)
+    others = [one for one in found if both.ranks and not one.ranks and one is not known]
+    unowned = next((one for one in others if one.is_again(both)), None)
+    both = both if unowned is None else _joined(unowned, both)
+    return [both if one is known else one for one in found if one is not unowned]
+
+
+def _joined(before: Pause, after: Pause) -> Pause:
+    both = replace(before, starts=deque(before.starts, maxlen=KEEP_STRUCK))
+    both.merge(after, again=True)
+    return both
 
 
 def _period(steps: Sequence[int]) -> int | None:
