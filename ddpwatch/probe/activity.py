@@ -24,7 +24,7 @@ from ddpwatch.probe.guard import Guard
 from ddpwatch.wire.messages import Feature, Mark
 
 MIN_WAIT_NS = 5_000_000  # for a mark
-OnWait = Callable[["weakref.ref[Any]", int, int], None]
+OnWait = Callable[["weakref.ref[Any]", int, int, bool], None]
 Activity = Literal["data", "save", "compile"]
 Doing = tuple[str, int]  # an activity, and since when (ns)
 NOTHING: Final[Doing] = ("", 0)
@@ -45,7 +45,8 @@ class ActivityMonitor:
         rank: Put into the marks.
         post: Takes a mark; must not block.
         on_save: Called when something has been saved, as no other step takes as long.
-        on_wait: Takes each wait of the training thread for data: the DataLoader's iterator, start and end (ns).
+        on_wait: Takes each wait of the training thread for data: the DataLoader's iterator, start and end (ns), and
+            whether a batch came: not while workers start, nor at the end of an epoch.
         guard: Takes ddpwatch's errors.
 
     Attributes:
@@ -126,7 +127,8 @@ class ActivityMonitor:
         if activity == "save":
             self._on_save()
         elif activity == "data":
-            self._on_wait(weakref.ref(of_call[0]), start, end)
+            came = of_call[-1] is not None and not isinstance(of_call[-1], BaseException)
+            self._on_wait(weakref.ref(of_call[0]), start, end, came)
         if activity != "data" or end - start >= MIN_WAIT_NS:
             mark = Mark(rank=self._rank, kind=activity, name=name, start_ns=start, end_ns=end)
             if activity == "data":

@@ -336,10 +336,11 @@ class ProbeSession:
         if self.active:
             self.recorder.saved()
 
-    def _data_wait(self, loader: Callable[[], object], start: int, end: int) -> None:
+    def _data_wait(self, loader: Callable[[], object], start: int, end: int, came: bool) -> None:
         if self.active:
             (self.loop or self.recorder).data_wait(loader, start, end)
-            self.guard.run("counts", self._trained.take_batch, loader)
+            if came:
+                self.guard.run("counts", self._trained.take_batch, loader)
 
     # -- the end ---------------------------------------------------------------------------------------------
 

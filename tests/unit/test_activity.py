@@ -40,7 +40,7 @@ class Slow(Dataset[torch.Tensor]):
 def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     marks: list[Mark] = []
     saved: list[int] = []
-    waits: list[tuple[object, int, int]] = []
+    waits: list[tuple[object, int, int, bool]] = []
     untouched = torch.save
     monitor = ActivityMonitor(7, marks.append, lambda: saved.append(1), lambda *wait: waits.append(wait), noting([]))
     assert len(list(DataLoader(Slow()))) == 3
@@ -56,8 +56,8 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     assert [kind for kind, _ in groupby(mark.kind for mark in marks)] == ["data", "save", "compile"]
     marked = [mark.end_ns - mark.start_ns for mark in marks if mark.kind == "data" and mark.end_ns is not None]
     assert max(marked) >= NAP_S * 1e9  # on a busy machine, the others may be long as well
-    assert len({id(loader) for loader, _, _ in waits}) == 1
-    assert max(marked) in (found := [end - start for _, start, end in waits])
+    assert len({id(loader) for loader, *_ in waits}) == 1
+    assert max(marked) in (found := [end - start for _, start, end, _ in waits])
     assert len(found) == 4  # three batches, and the end
     assert saved == [1]
     assert torch.save is untouched
@@ -65,14 +65,15 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
 
 def test_the_start_of_workers_is_a_wait_for_data() -> None:
     marks: list[Mark] = []
-    waits: list[tuple[object, int, int]] = []
+    waits: list[tuple[object, int, int, bool]] = []
     monitor = ActivityMonitor(0, marks.append, lambda: None, lambda *wait: waits.append(wait), noting([]))
     batches = iter(DataLoader(Slow(), num_workers=1))
     started = len(waits)
     assert len(list(batches)) == 3
     monitor.close()
-    assert (started, len(waits)) == (1, 5)  # and three batches, and the end
-    assert len({id(loader) for loader, _, _ in waits}) == 1
+    assert (started, len(waits)) == (1, 5)
+    assert [came for *_, came in waits] == [False, True, True, True, False]  # the start, three batches, and the end
+    assert len({id(loader) for loader, *_ in waits}) == 1
     assert {(mark.workers, mark.persistent) for mark in marks} == {(1, False)}
 
 
