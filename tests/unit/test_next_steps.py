@@ -113,6 +113,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("intermittent", "warning", "", (1,), "gc", period=8), "gc.freeze()"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("lost", "", None, 3, "", [], 0)})),
          "read the exit code of rank 1 in the launcher's output; after -9, on node-a, `dmesg -T`"),
+        (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("killed", "SIGTERM", 15, 3, "", [], 0)})),
+         "find out who sent SIGTERM: a scheduler at its time limit, or whoever ended the launcher"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("killed", "SIGKILL", 9, 3, "", [], 0)})),
          "on node-a, `dmesg -T`"),
     ],

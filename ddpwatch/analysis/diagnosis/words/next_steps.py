@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -282,6 +283,8 @@ def _death(incident: Incident, places: JobPlaces) -> str:
     oom = "`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
     if any(end.reason == "killed" and end.signal == 9 for end in ends):  # SIGKILL: nobody else says why
         return at + oom
+    if all(end.signal == signal.SIGTERM for end in ends) and ends:
+        return "find out who sent SIGTERM: a scheduler at its time limit, or whoever ended the launcher"
     if any(end.reason == "lost" for end in ends):
         return f"read the exit code of {ranks_named(incident.ranks)} in the launcher's output; after -9, {at}{oom}"
     return f"read the traceback of {ranks_named(incident.ranks)} in the job's output"
