@@ -28,10 +28,9 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "FORK_SERVER"  # names the server's socket to the workers of pytest-xdist
@@ -53,8 +52,7 @@ RAY = (
 EXECUTABLE = "FORKED_EXECUTABLE"  # names what a forked rank starts when it starts Python, if not that
 
 
-@dataclass
-class Request:
+class Request(NamedTuple):
     """A job to start.
 
     Attributes:
@@ -152,7 +150,7 @@ def requested(job: Request, log: Path | None, streams: Sequence[int] = (0, 1, 2)
     with open(os.devnull, "rb") as nothing, contextlib.nullcontext() if log is None else log.open("wb") as output:
         if output is not None:
             streams = [nothing.fileno(), output.fileno(), output.fileno()]
-        socket.send_fds(connection, [json.dumps(asdict(job)).encode()], streams)
+        socket.send_fds(connection, [json.dumps(job._asdict()).encode()], streams)
     return connection
 
 
