@@ -32,6 +32,7 @@ MAX_FORWARDS = 256  # without a backward; more are an evaluation, though with gr
 MAX_BACKWARDS = 4096  # that have reduced nothing, in one step
 MAX_COLLECTIVES = 32_768  # of FSDP2's, in one step; more, and no forward that is seen follows
 WAITED_NS = 1_000_000  # by a comm hook that returns a finished future: less is no wait, but the call itself
+MUCH_WAITED = 0.01  # of a step, for the job's own collectives
 STRETCH_NS = 25_000_000  # of bare steps: half of how far ahead the collector grants a budget
 
 
@@ -689,8 +690,13 @@ class StepRecorder:
         record.buckets += own
         first = min((start for phase, start, _ in record.spans if phase == "forward"), default=record.end)
         last = max((start for phase, start, _ in record.spans if phase == "backward"), default=record.start)
-        if self.sampling is not None and any(first <= one.launch < last for one in own):
-            # Where ranks wait for each other already, buckets do not say who is late, as light steps would have it
+        waits = [
+            one.wait_end - one.wait_begin for one in own if one.wait_begin is not None and one.wait_end is not None
+        ]
+        waited = sum(waits) > MUCH_WAITED * (record.end - record.start)
+        if self.sampling is not None and (waited or any(first <= one.launch < last for one in own)):
+            # Light steps would take such waits for compute, as an optimizer's. Where ranks wait for each other already,
+            # buckets do not say who is late, as light steps would have it, either
             self.sampling.use_light(False)
 
     def _hand_over(self, record: StepRecord | None) -> None:

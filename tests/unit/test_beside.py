@@ -151,6 +151,16 @@ def test_where_ranks_wait_for_each_other_within_the_forward_no_step_is_light(pha
     assert recorder.sampling._light is (phase == "backward")
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_where_an_optimizer_waits_for_its_own_collectives_no_step_is_light(waits: bool) -> None:
+    """It would take the wait for its work."""
+    records, _, _ = recorded(light=False, issued=[])
+    at = next(start for name, start, _ in records[1].spans if name == "optimizer")
+    _, _, recorder = recorded(light=False, issued=[own(at, at + 5, waits=waits)])
+    assert recorder.sampling is not None
+    assert recorder.sampling._light is not waits
+
+
 def message() -> Step:
     """Buffers until 4, an all-to-all from 10 to 14 that is waited for, one that is not, a bucket from 30 to 45."""
     record = StepRecord(1, 1000)
