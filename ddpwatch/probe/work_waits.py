@@ -101,8 +101,13 @@ class WorkWaits:
 
 def _waiting_methods(frame: FrameType) -> Iterator[CodeType]:
     """Yields the code of methods that call some `wait`, of the object of which one runs there."""
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    for kind in type(frame.f_locals.get(names[0])).__mro__ if names else ():
-        for method in list(vars(kind).values()):
+    if not frame.f_code.co_argcount:
+        return
+    values = frame.f_locals
+    kind = type(values.get(frame.f_code.co_varnames[0]))
+    if isinstance(values, dict):  # before Python 3.13 a copy that the frame has: it would keep what the job deletes
+        values.clear()
+    for one in kind.__mro__:
+        for method in list(vars(one).values()):
             if type(method) is FunctionType and "wait" in method.__code__.co_names:
                 yield method.__code__

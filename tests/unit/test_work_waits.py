@@ -1,6 +1,7 @@
 """When a job waits for a collective that it has issued asynchronously."""
 
 import sys
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddpwatch.probe.record import BucketRecord
-from ddpwatch.probe.work_waits import WorkWaits
+from ddpwatch.probe.work_waits import WorkWaits, _waiting_methods
 from ddpwatch.wire.messages import OWN_COLLECTIVES
 from tests.support.probe import gloo_group
 
@@ -39,3 +40,16 @@ def test_an_object_waits_in_another_of_its_methods() -> None:
     waits.close()
     assert entry.wait_begin is not None
     assert entry.done == entry.wait_end
+
+
+def test_an_object_that_is_looked_at_keeps_nothing_alive() -> None:
+    """As `main` of a script issues: what it deletes goes, though its frame lasts to the end of the job."""
+
+    def issue(bucket: Bucket) -> tuple[bool, list[str]]:
+        batch = Bucket()
+        found = [code.co_name for code in _waiting_methods(sys._getframe())]
+        ended = weakref.ref(batch)
+        del batch
+        return ended() is None, found
+
+    assert issue(Bucket()) == (True, ["finish"])
