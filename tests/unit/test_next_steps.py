@@ -111,6 +111,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("hang", "error", "", (1,), evidence=Evidence(stacks=[STUCK])), "read the stacks"),
         (Incident("hang", "error", "", open=True), "`ddpwatch explain` shows the stacks of all ranks"),
         (Incident("intermittent", "warning", "", (1,), "gc", period=8), "gc.freeze()"),
+        (Incident("pause", "info", "", phase="compilation", steps=1), "TORCHINDUCTOR_CACHE_DIR"),
+        (Incident("pause", "info", "", phase="compilation", steps=3), "TORCH_LOGS=recompiles"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("lost", "", None, 3, "", [], 0)})),
          "read the exit code of rank 1 in the launcher's output; after -9, on node-a, `dmesg -T`"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("killed", "SIGTERM", 15, 3, "", [], 0)})),

@@ -69,6 +69,7 @@ _BY_PAUSE: Final = {
     "validation": "validate less often, or on fewer batches",
     "compilation": "run with TORCH_LOGS=recompiles: it says what is compiled again, and why",
 }
+_COMPILES_ONCE: Final = "none, if it stays the only one; a TORCHINDUCTOR_CACHE_DIR that stays spares it the next start"
 
 
 class JobPlaces:
@@ -244,6 +245,8 @@ def _exposed(incident: Incident, places: JobPlaces) -> str:
 
 
 def _pause(incident: Incident, places: JobPlaces) -> str:
+    if incident.phase == "compilation" and incident.steps == 1:
+        return _COMPILES_ONCE
     if incident.phase in _BY_PAUSE:
         return _BY_PAUSE[incident.phase]
     if incident.phase == "data" and not incident.ranks:
