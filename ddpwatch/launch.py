@@ -152,8 +152,10 @@ class Launch:
 
     def recorded(self) -> list[str]:
         """Returns the rank files of this job on this machine, a line per folder."""
+        from ddpwatch.common.text import counted
+
         return [
-            f"{len(names)} rank{'s'[: len(names) - 1]} recorded to {folder}: {', '.join(names)}"
+            f"{counted(len(names), 'rank')} recorded to {folder}: {', '.join(names)}"
             for folder, names in self._rank_files().items()
         ]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ddpwatch.check.judge import LIMITS, CheckResult, MeasuredFigure
 from ddpwatch.common.statistics import median
-from ddpwatch.common.text import percent, spans, table, three_digits
+from ddpwatch.common.text import counted, percent, spans, table, three_digits
 
 _HEADER = ["", "unit", "median", "slowest", "of the median", "ranks"]
 
 
 def render_check(result: CheckResult) -> str:
     """Returns the result as text."""
-    ranks, hosts = _count(result.ranks, "rank"), _count(len(result.hosts), "host")
+    ranks, hosts = counted(result.ranks, "rank"), counted(len(result.hosts), "host")
     lines = [f"{ranks} on {hosts}, {result.device}: {result.rounds} rounds"]
     nobody = (
         "no rank, host or link is slower than the others"
@@ -23,10 +23,6 @@ def render_check(result: CheckResult) -> str:
         name: found for name in LIMITS if (found := [figure for figure in result.figures if figure.measure == name])
     }
     return "\n".join([*lines, "", *table(_HEADER, [_row(name, found) for name, found in by_measure.items()])])
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'s'[: number - 1]}"
 
 
 def _row(name: str, found: list[MeasuredFigure]) -> list[str]:

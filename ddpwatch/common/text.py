@@ -131,9 +131,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def counted(number: int | None, name: str) -> str:
+    """Returns how many there are: ``1 rank``, ``2 ranks``, and ``– ranks`` if that is not known."""
+    return f"{UNKNOWN if number is None else number} {name}{'' if number == 1 else 's'}"
+
+
 def run_size(ranks: int, rank_seconds: float) -> str:
     """Returns what accounts add up to: ``8 ranks × 32 min``."""
-    return f"{ranks} rank{'s' if ranks > 1 else ''} × {duration(rank_seconds / max(1, ranks))}"
+    return f"{counted(ranks, 'rank')} × {duration(rank_seconds / max(1, ranks))}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpwatch.common.text import clean
+from ddpwatch.common.text import clean, counted
 from ddpwatch.doctor import configuration, directory, loopback, runs, system, terminal, training
 from ddpwatch.doctor.check import Check, Section, State
 from ddpwatch.run import rundir
@@ -120,7 +120,7 @@ def summary(checks: Sequence[Check]) -> str:
     if failures:
         return f"ddpwatch cannot watch here ({', '.join(failures)})"
     if warnings:
-        return f"ddpwatch works here, but for {warnings} warning{'s'[: warnings - 1]}"
+        return f"ddpwatch works here, but for {counted(warnings, 'warning')}"
     return "ddpwatch works here"
 
 

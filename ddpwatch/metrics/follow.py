@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from ddpwatch.common.text import counted
 from ddpwatch.metrics.figures import NO_RUN, Board, Meter
 from ddpwatch.metrics.otlp import pushing
 from ddpwatch.metrics.prometheus import listening
@@ -47,7 +48,7 @@ def export(
 def follow_all(board: Board, open_source: Callable[[str], Source] = LiveSource) -> None:
     """Puts the figures of one run after the other on the board, forever; in between, only that none is live."""
     for info in new_runs(rundir.live_runs):
-        _narrate(f"following {info.run_id}, {info.world_size} ranks")
+        _narrate(f"following {info.run_id}, {counted(info.world_size, 'rank')}")
         follow(board, info.publish, open_source)
         board.run_id, board.values = "", NO_RUN
 

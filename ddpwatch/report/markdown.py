@@ -6,7 +6,7 @@ import re
 
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Report
-from ddpwatch.common.text import UNKNOWN, clean
+from ddpwatch.common.text import clean, counted
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.headline import exposed_sentence, goodput_sentence, step_sentence, throughput_sentence
 from ddpwatch.report.lost import account_table, bar, lost_sentence
@@ -23,8 +23,8 @@ def render_markdown(report: Report) -> str:
     lines = [
         f"## {plain(run.id or 'run')}",
         "",
-        f"{plain(run.model or '?')} on {run.world_size or UNKNOWN} ranks ({plain(run.backend or '?')}, torch "
-        f"{plain(run.torch or '?')}); {steps.count} steps, of these {steps.warmup} warm-up and "
+        f"{plain(run.model or '?')} on {counted(run.world_size or None, 'rank')} ({plain(run.backend or '?')}, torch "
+        f"{plain(run.torch or '?')}); {counted(steps.count, 'step')}, of these {steps.warmup} warm-up and "
         f"{steps.aborted} aborted.",
         "",
         f"- {plain(step_sentence(report))}",

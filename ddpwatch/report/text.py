@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.figures import Report, StepCounts
-from ddpwatch.common.text import UNKNOWN, clean, percent, size, table
+from ddpwatch.common.text import UNKNOWN, clean, counted, percent, size, table
 from ddpwatch.report import incidents as worst
 from ddpwatch.report.headline import exposed_sentence, goodput_sentence, step_sentence, throughput_sentence
 from ddpwatch.report.lost import account_table, bar, lost_sentence
@@ -59,10 +59,10 @@ def _head(report: Report) -> list[str]:
         hosts = f"{len(run.hosts)} hosts"
     source = clean(timed_by(run.timing_source or UNKNOWN))
     lines = [
-        f"{clean(run.id or 'run')}: {clean(run.model or '?')} on {run.world_size or UNKNOWN} ranks "
+        f"{clean(run.id or 'run')}: {clean(run.model or '?')} on {counted(run.world_size or None, 'rank')} "
         f"({_parallel(report)}{clean(run.backend or '?')}, torch {clean(run.torch or '?')}, {hosts}), "
         f"timed by {source}",
-        f"{steps.count} step{'s' * (steps.count != 1)} "
+        f"{counted(steps.count, 'step')} "
         f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} timed in part, "
         f"{steps.unwatched} duration only{_rare(steps)})",
         step_sentence(report),

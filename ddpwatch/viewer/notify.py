@@ -19,7 +19,7 @@ import msgspec
 
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, incident_row
 from ddpwatch.analysis.diagnosis.words.incident_news import ABSENT_NS, IncidentNews, News
-from ddpwatch.common.text import clean
+from ddpwatch.common.text import clean, counted
 from ddpwatch.errors import UsageError
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.viewer.follow import Look
@@ -175,7 +175,7 @@ class Notifier:
         self._stop.set()
         self._thread.join(1.0)
         if left := self._left_out + sum(alert is not None for alert in list(self._alerts.queue)):
-            self._say(f"{left} event{'s'[: left - 1]} of incidents not passed on: too many, or too late")
+            self._say(f"{counted(left, 'event')} of incidents not passed on: too many, or too late")
 
     def _run(self) -> None:
         while not self._stop.is_set() and (alert := self._alerts.get()) is not None:

@@ -25,7 +25,7 @@ from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.throughput import throughput_text
 from ddpwatch.analysis.window import summarise
-from ddpwatch.common.text import UNKNOWN, clean, number, percent, plus_minus
+from ddpwatch.common.text import UNKNOWN, clean, counted, number, percent, plus_minus
 from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.run import rundir
@@ -177,7 +177,7 @@ def follow(info: RunInfo | None, endpoint: str | None, budget_ppm: int = 0) -> N
     """Prints lines about a live run until it ends; waits for one if there is none."""
     if endpoint is None:
         info = info or wait_for_run()
-        _narrate(f"attached to {info.run_id}, {info.world_size} ranks")
+        _narrate(f"attached to {info.run_id}, {counted(info.world_size, 'rank')}")
         endpoint = info.publish
     for text in lines(endpoint, budget_ppm):
         print(text, flush=True)
@@ -261,7 +261,7 @@ def _narrate_all(
 
     for info in new_runs(runs, over, idle):
         seen.append(info)
-        _narrate(f"watching {info.run_id}, {info.world_size} ranks")
+        _narrate(f"watching {info.run_id}, {counted(info.world_size, 'rank')}")
         for text in lines(info.publish, budget_ppm):
             _narrate(text)
     for text in [] if seen else without_run():

@@ -17,7 +17,7 @@ from ddpwatch.analysis.findings import findings
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import steps_across_ranks
 from ddpwatch.analysis.step import PHASES, claims_of, figures, split
-from ddpwatch.common.text import clean, percent, size
+from ddpwatch.common.text import clean, counted, percent, size
 from ddpwatch.report.build import report_of
 from ddpwatch.report.text import render_report
 from ddpwatch.tui.models.overview import rank_status
@@ -413,3 +413,7 @@ def test_an_unresolved_step_has_no_figures() -> None:
     assert built.as_json()["steps"]["unresolved"] == 10
     assert built.steps.step_ms_p50 == built.steps.step_ms_p90 == 100.0
     assert "10 unresolved" in render_report(built)
+
+
+def test_one_rank_is_no_ranks() -> None:
+    assert [counted(number, "rank") for number in (None, 0, 1, 2)] == ["– ranks", "0 ranks", "1 rank", "2 ranks"]

@@ -11,7 +11,7 @@ from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.throughput import throughput_text
-from ddpwatch.common.text import UNKNOWN, ms, percent, plus_minus, size, three_digits, with_unit
+from ddpwatch.common.text import UNKNOWN, counted, ms, percent, plus_minus, size, three_digits, with_unit
 from ddpwatch.recording.seek import duration_text
 from ddpwatch.sampling.cost import NO_COST
 from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
@@ -129,7 +129,7 @@ def _identity(model: Overview) -> list[Field]:
         fields.append(Field(f"this host only: {shorten_name(model.status.whole, 80)}", "this host only", 1, "warn"))
     if hello is None:
         return fields
-    ranks = f"{world} rank{'s' if world != 1 else ''}"
+    ranks = counted(world, "rank")
     source = shorten_name(timed_by(hello.timing_source), 12)
     parallel = shorten_name(model.parallelism, 32)
     fields += [_plain(shorten_name(hello.script, 32), 3)]
