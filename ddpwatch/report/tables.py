@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import TypeVar
 
+from msgspec.structs import replace
+
+from ddpwatch.analysis.diagnosis.incident import End
 from ddpwatch.analysis.diagnosis.words.account_names import phase_name
 from ddpwatch.analysis.explanation import Explanation, LineDifference
 from ddpwatch.analysis.figures import CollectiveFigures, RankFigures, Report
@@ -26,6 +30,7 @@ class Table:
     rows: list[list[str]]
 
 
+MOST_OF_DETAIL = 60
 NOW_AND_THEN = ("clock ±ms", "host memory", "GPU memory", "by tensors")  # only where that is known of a rank
 
 RANK_COLUMNS: Columns[RankFigures] = {
@@ -42,7 +47,7 @@ RANK_COLUMNS: Columns[RankFigures] = {
     "GPU memory": lambda row: size(row.memory.gpu_peak_bytes),
     "by tensors": lambda row: size(row.memory.gpu_allocated_peak_bytes),
     "lost messages": lambda row: str(row.dropped),
-    "end": lambda row: describe_end(row.end) if row.end else UNKNOWN,
+    "end": lambda row: _end(row.end) if row.end else UNKNOWN,
 }
 COLLECTIVE_COLUMNS: Columns[CollectiveFigures] = {
     "bucket": lambda row: _numbered(row),
@@ -103,6 +108,11 @@ def _collectives(report: Report, kind: str, omit: Collection[str]) -> Table:
     title, without = UNITS[kind]
     rows = [row for row in report.collectives if row.kind == kind]
     return _table(title, COLLECTIVE_COLUMNS, rows, {*omit, *without})
+
+
+def _end(end: End) -> str:
+    """Returns how a rank ended, with the start of a long message: its incident has all of it."""
+    return describe_end(replace(end, detail=shorten(end.detail, MOST_OF_DETAIL, placeholder=" …")))
 
 
 def _numbered(row: CollectiveFigures) -> str:

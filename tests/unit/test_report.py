@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from ddpwatch import open_recording
 from ddpwatch.analysis.attachments import AttachmentBuilder
-from ddpwatch.analysis.diagnosis.incident import Evidence, StackGroup
+from ddpwatch.analysis.diagnosis.incident import End, Evidence, StackGroup
 from ddpwatch.analysis.diagnosis.incident_json import AccountFigures, IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.figures import Finding, Report
@@ -31,6 +31,7 @@ from ddpwatch.report.headline import exposed_sentence
 from ddpwatch.report.incidents import MOST_INCIDENTS, fail_if, parse_kinds
 from ddpwatch.report.lost import MOST_ROWS, account_table, bar, lost_sentence
 from ddpwatch.report.markdown import render_markdown
+from ddpwatch.report.tables import rank_table
 from ddpwatch.report.text import render_report
 from ddpwatch.wire.messages import Bye, Hello, Mark, Message, Span, Step
 from tests.support import chrome_trace
@@ -214,6 +215,15 @@ def test_notes_are_what_is_no_incident(report: Report) -> None:
     noted = replace(report, notes=[Finding("cut_tail", "info", None, None, "the recording was cut off", {})])
     assert "Notes\n[info] the recording was cut off" in render_report(noted)
     assert "### Notes\n\n- **info**: the recording was cut off" in render_markdown(noted)
+
+
+def test_a_long_message_does_not_widen_the_table_of_ranks(report: Report) -> None:
+    """Its incident has all of it; where the rank was stays in the table."""
+    end = End("exception", "ValueError: " + "a batch is too long; " * 20, None, 11, "backward", [], 0)
+    (row,) = rank_table(replace(report, ranks=[replace(report.ranks[0], end=end)])).rows
+    assert row[-1].startswith("raised ValueError: a batch is too long; a batch")
+    assert row[-1].endswith(" … at step 11 in backward")
+    assert len(row[-1]) < 110
 
 
 def test_where_the_rest_of_a_step_lies(report: Report, tmp_path: Path) -> None:
