@@ -16,6 +16,12 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 _TOOL_IDS = (4, 3)  # of six: debuggers, coverage, profilers and optimizers expect to find theirs, also later on
+_get_variable: Any = None
+if sys.version_info[:2] == (3, 12):
+    import ctypes
+
+    _get_variable = ctypes.pythonapi.PyFrame_GetVar
+    _get_variable.restype, _get_variable.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.py_object]
 Place = tuple[Any, str]  # a module or class, and the name by which the function is found there
 
 
@@ -94,14 +100,27 @@ class SeenCalls:
         try:
             arguments: list[Any] = []
             if self.names:
-                values = call.f_locals if isinstance(call, FrameType) else call
-                arguments = [values[name] for name in self.names]
+                arguments = [argument(call, name) for name in self.names]
                 if self.of is not None and arguments[0] is not self.of():
                     return
             what(*arguments, *outcome)
         except Exception as error:
             self._on_error(error)
             self.close()
+
+
+def argument(call: FrameType | Mapping[str, Any], name: str) -> Any:
+    """Returns a parameter of a call: of its frame, on Python ≥ 3.12, or of parameters by name.
+
+    On Python 3.12, `f_locals` is the dict that the job's own `locals()` has returned, if it was called in there:
+    reading it would write all variables into that, and keep what they are alive as long as the frame.
+
+    Raises:
+        KeyError, NameError: The parameter has no value, or not any more.
+    """
+    if not isinstance(call, FrameType):
+        return call[name]
+    return call.f_locals[name] if _get_variable is None else _get_variable(call, name)
 
 
 class CallsFrom:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Final
 
-from ddpwatch.probe.calls import CallsFrom, can_see_events
+from ddpwatch.probe.calls import CallsFrom, argument, can_see_events
 from ddpwatch.probe.record import BucketRecord
 
 MOST_UNWAITED: Final = 1024  # collectives that nobody has waited for yet
@@ -48,7 +48,7 @@ class WorkWaits:
         """Notes the `Work` of a collective that the function of that frame has issued."""
         if len(self._unwaited) < MOST_UNWAITED:
             self._unwaited[id(work)] = entry
-        if entry.index not in self._places:
+        if entry.index not in self._places and can_see_events():
             self._places.add(entry.index)
             for _ in range(1 + CALLERS):
                 if place is not None:
@@ -57,7 +57,7 @@ class WorkWaits:
                     place = place.f_back
 
     def _look_into(self, code: CodeType) -> None:
-        if id(code) not in self._functions and len(self._functions) < MOST_FUNCTIONS and can_see_events():
+        if id(code) not in self._functions and len(self._functions) < MOST_FUNCTIONS:
             calls = CallsFrom(code, self._begin, self._end, self._on_error)
             calls.pause(self._paused)
             self._functions[id(code)] = calls
@@ -101,12 +101,10 @@ class WorkWaits:
 
 def _waiting_methods(frame: FrameType) -> Iterator[CodeType]:
     """Yields the code of methods that call some `wait`, of the object of which one runs there."""
-    if not frame.f_code.co_argcount:
+    try:
+        kind = type(argument(frame, frame.f_code.co_varnames[0])) if frame.f_code.co_argcount else object
+    except (KeyError, NameError):  # it was deleted
         return
-    values = frame.f_locals
-    kind = type(values.get(frame.f_code.co_varnames[0]))
-    if isinstance(values, dict):  # before Python 3.13 a copy that the frame has: it would keep what the job deletes
-        values.clear()
     for one in kind.__mro__:
         for method in list(vars(one).values()):
             if type(method) is FunctionType and "wait" in method.__code__.co_names:

@@ -42,14 +42,25 @@ def test_an_object_waits_in_another_of_its_methods() -> None:
     assert entry.done == entry.wait_end
 
 
-def test_an_object_that_is_looked_at_keeps_nothing_alive() -> None:
-    """As `main` of a script issues: what it deletes goes, though its frame lasts to the end of the job."""
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="calls cannot be seen")
+def test_looking_at_an_object_changes_nothing_for_the_job() -> None:
+    """As `main` of a script issues: what it deletes goes, though its frame lasts; `locals()` returns what it did."""
 
-    def issue(bucket: Bucket) -> tuple[bool, list[str]]:
+    def issue(bucket: Bucket) -> tuple[list[str], bool, list[str]]:
+        settings = locals()
         batch = Bucket()
         found = [code.co_name for code in _waiting_methods(sys._getframe())]
         ended = weakref.ref(batch)
         del batch
-        return ended() is None, found
+        return found, ended() is None, list(settings)
 
-    assert issue(Bucket()) == (True, ["finish"])
+    assert issue(Bucket()) == (["finish"], True, ["bucket"])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="calls cannot be seen")
+def test_an_object_that_is_gone_is_not_looked_at() -> None:
+    def issue(bucket: Bucket) -> list[Any]:
+        del bucket
+        return list(_waiting_methods(sys._getframe()))
+
+    assert issue(Bucket()) == []
