@@ -64,7 +64,7 @@ class RunSeries:
         step: Time of each step.
         phases: The phases of each step: ``data`` only where it is known, ``exposed_comm`` and ``other`` only where
             completions were timed.
-        waited_for: The same of the rank that waited least in collectives: for it the others waited.
+        waited_for: The same of the rank that waited least in collectives, as the others waited for it.
         overlap: Overlap of each step that communicated.
         shown: Means of the phases (ms), where a page shows them; the medians of these steps otherwise.
         setup: What it ran on, as texts by name (`setup_of`).
@@ -85,10 +85,10 @@ class RunSeries:
         self.step.append((across.share or share_of(across)).mean_ns / NS_PER_MS)
         if not across.counted:
             return
-        figures = across.figures.values()
-        sums, last = Sums(figures), min(figures, key=attrgetter("waited_ns"))
+        figures = sorted(across.figures.values(), key=attrgetter("waited_ns"))
+        sums = Sums(figures)
         _add_phases(self.phases, sums)
-        _add_phases(self.waited_for, Sums([last]))
+        _add_phases(self.waited_for, Sums(figures[:1]) if figures[0].waited_ns < figures[-1].waited_ns else sums)
         if sums.overlap is not None:
             self.overlap.append(sums.overlap)
 
@@ -113,7 +113,8 @@ class Difference(Figures, frozen=True):
         low, high: Its confidence interval.
         verdict: ``faster``, ``slower``; ``same`` if no more than a few percent can hide in the noise; ``unclear`` if
             more can; ``unknown`` with too few steps, or where those of A take no time.
-        phase: The phase of the step that explains the most of a difference; empty if none does.
+        phase: The phase of the step that explains the most of a difference, of the rank that others waited for if
+            they only waited; empty if none does.
         overlap: Change of the overlap (0.1 is ten points) if it is beyond chance, with its interval; None if not.
         text: A sentence that says so.
     """

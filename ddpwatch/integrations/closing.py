@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.report_builder import ReportBuilder
+from ddpwatch.common.text import counted
 from ddpwatch.errors import UsageError
 from ddpwatch.report.headline import exposed_sentence, step_sentence
 from ddpwatch.report.lost import lost_sentence
@@ -93,7 +94,7 @@ def closing_of(report: Report) -> Closing | None:
 def _paragraph(report: Report) -> str:
     run = report.run
     parts = [
-        f"{run.world_size} ranks, {report.steps.count} steps",
+        f"{counted(run.world_size, 'rank')}, {counted(report.steps.count, 'step')}",
         step_sentence(report),
         exposed_sentence(report),
         lost_sentence(report).rstrip("."),

@@ -20,7 +20,7 @@ _get_variable: Any = None
 if sys.version_info[:2] == (3, 12):
     import ctypes
 
-    _get_variable = ctypes.pythonapi.PyFrame_GetVar
+    _get_variable = ctypes.pythonapi["PyFrame_GetVar"]  # one of our own: as an attribute, it is the whole process's
     _get_variable.restype, _get_variable.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.py_object]
 Place = tuple[Any, str]  # a module or class, and the name by which the function is found there
 

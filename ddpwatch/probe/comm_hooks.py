@@ -133,7 +133,7 @@ def _after(observer: DdpObserver, bucket: GradBucket, future: Any, launch: Launc
     at, nbytes, before = launch
     done = future.done()
     idle = bool(before) and before == issued_anywhere() and done
-    if done and not idle:
+    if done and before and not idle:
         observer.hook_has_waited(at)
     entry = observer.after_launch(bucket.index(), nbytes, at, future)
     if entry is not None:

@@ -224,8 +224,9 @@ def current_run() -> tuple[str, int]:
 
 def mark(name: str) -> None:
     """Adds a named moment to this rank's timeline, e.g. ``ddpwatch.mark("checkpoint")``. Free when unwatched."""
-    if sessions.current is not None and sessions.current.active:
-        sessions.current.guard.run("marks", sessions.current.mark, name)
+    session = sessions.current  # which another thread may close meanwhile
+    if session is not None and session.active:
+        session.guard.run("marks", session.mark, name)
 
 
 def count(*, samples: float | None = None, tokens: float | None = None, flops: float | None = None) -> None:
@@ -238,5 +239,6 @@ def count(*, samples: float | None = None, tokens: float | None = None, flops: f
         tokens: In the batch.
         flops: What the whole model computes for the batch, forward and backward. Without it, 6 × parameters × tokens.
     """
-    if sessions.current is not None and sessions.current.active:
-        sessions.current.guard.run("counts", sessions.current.count, samples, tokens, flops)
+    session = sessions.current
+    if session is not None and session.active:
+        session.guard.run("counts", session.count, samples, tokens, flops)

@@ -101,8 +101,11 @@ class WorkWaits:
 
 def _waiting_methods(frame: FrameType) -> Iterator[CodeType]:
     """Yields the code of methods that call some `wait`, of the object of which one runs there."""
+    code = frame.f_code
+    if not code.co_argcount or code.co_varnames[0] != "self":
+        return
     try:
-        kind = type(argument(frame, frame.f_code.co_varnames[0])) if frame.f_code.co_argcount else object
+        kind = type(argument(frame, "self"))
     except (KeyError, NameError):  # it was deleted
         return
     for one in kind.__mro__:

@@ -9,7 +9,7 @@ from ddpwatch.analysis.figures import GoodputFigures
 from ddpwatch.analysis.goodput import goodput
 from ddpwatch.analysis.history import PastRun, RunHistory
 from ddpwatch.analysis.throughput import throughput_text
-from ddpwatch.common.text import UNKNOWN, clean, number, percent
+from ddpwatch.common.text import UNKNOWN, clean, counted, number, percent
 from ddpwatch.common.text import table as text_table
 from ddpwatch.report.terminal_charts import FEWEST_POINTS, chart
 
@@ -25,7 +25,8 @@ def goodput_of(run: PastRun) -> GoodputFigures | None:
 def render_history(history: RunHistory, width: int | None = None) -> str:
     """Returns the history of one script with one setup. ``width``: of the chart, in columns; None for no chart."""
     parameters = f", {history.parameters:,} parameters" if history.parameters else ""
-    head = f"{history.script}, {history.ranks} ranks, {history.device}{parameters}: {len(history.runs)} runs"
+    runs = counted(len(history.runs), "run")
+    head = f"{history.script}, {counted(history.ranks, 'rank')}, {history.device}{parameters}: {runs}"
     verdicts = {change.b: change.verdict for change in history.changes}
     rows = [
         [

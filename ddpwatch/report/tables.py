@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -112,7 +111,8 @@ def _collectives(report: Report, kind: str, omit: Collection[str]) -> Table:
 
 def _end(end: End) -> str:
     """Returns how a rank ended, with the start of a long message: its incident has all of it."""
-    return describe_end(replace(end, detail=shorten(end.detail, MOST_OF_DETAIL, placeholder=" …")))
+    detail = end.detail if len(end.detail) <= MOST_OF_DETAIL else f"{end.detail[: MOST_OF_DETAIL - 1]}…"
+    return describe_end(replace(end, detail=detail))
 
 
 def _numbered(row: CollectiveFigures) -> str:

@@ -371,7 +371,8 @@ class TestRhythms:
         assert found.message.endswith("ms: job.py:88 in draw")
         assert (found.cost_ns, waiting) == ((1500 * MS, {0: 1500 * MS}) if ranks else (3000 * MS, {}))
 
-    def test_the_only_rank_that_is_in_no_collective_is_waited_for(self):
+    @pytest.mark.parametrize("without_stacks", [30, 60, 90])
+    def test_the_only_rank_that_is_in_no_collective_is_waited_for(self, without_stacks):
         """Rank 0 draws samples, and the other one waits in a broadcast: it was said that every rank paused."""
         messages, now = [hello(0), hello(1)], 0
         for number in range(120):
@@ -379,7 +380,7 @@ class TestRhythms:
             for rank in range(2):
                 one = (bare if long else step)(rank, number)
                 one.start_ns, one.duration_ns = START_NS + now * MS, (100 + long) * MS
-                if number in (60, 90):
+                if long and number != without_stacks:
                     messages.append(stack_at(one.start_ns + 300 * MS, rank, number))
                 messages.append(one)
             now += 100 + long

@@ -222,7 +222,7 @@ def test_a_long_message_does_not_widen_the_table_of_ranks(report: Report) -> Non
     end = End("exception", "ValueError: " + "a batch is too long; " * 20, None, 11, "backward", [], 0)
     (row,) = rank_table(replace(report, ranks=[replace(report.ranks[0], end=end)])).rows
     assert row[-1].startswith("raised ValueError: a batch is too long; a batch")
-    assert row[-1].endswith(" … at step 11 in backward")
+    assert row[-1].endswith("… at step 11 in backward")
     assert len(row[-1]) < 110
 
 

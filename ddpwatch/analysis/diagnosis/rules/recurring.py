@@ -126,7 +126,7 @@ class Pause:
             return False
         if self.ranks == other.ranks and (other.ranks or other.phase):
             return True
-        return not (self.ranks and other.ranks) and _period([*self.starts, *other.starts]) is not None
+        return not (self.ranks and other.ranks) and _period(sorted([*self.starts, *other.starts])) is not None
 
     def is_due(self, step: int) -> bool:
         """Returns whether it recurs, and may come again: the time for that is not long over."""
@@ -196,7 +196,7 @@ def with_pause(found: Sequence[Pause], pause: Pause) -> list[Pause]:
     both = _joined(known, pause)
     others = [one for one in found if both.ranks and not one.ranks and one is not known]
     unowned = next((one for one in others if one.is_again(both)), None)
-    both = both if unowned is None else _joined(unowned, both)
+    both = both if unowned is None else _joined(both, unowned)
     return [both if one is known else one for one in found if one is not unowned]
 
 
