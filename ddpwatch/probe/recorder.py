@@ -557,7 +557,7 @@ class StepRecorder:
             self.phase, self._optimizer_end = "input", self.clock()
             self._phase_start = self._optimizer_end
             self.box.enter("input")
-            if self._synced + 1 >= self._stretch_end:
+            if not self._syncs or self._synced + 1 >= self._stretch_end:  # only steps that synchronise are in stretches
                 self._expect_next(self.current)
             return
         if self.phase not in ("optimizer", "between"):

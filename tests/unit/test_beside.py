@@ -135,6 +135,25 @@ def test_own_collectives_are_seen_from_the_end_of_the_step_before_in_full_steps_
     assert light.buckets == []
 
 
+@pytest.mark.parametrize("syncs", [True, False])
+def test_own_collectives_of_a_full_step_after_bare_ones_are_seen_from_its_start(syncs: bool) -> None:
+    """Local SGD synchronises nothing, and averages before its forward: in most full steps, that was not seen."""
+    clock = iter(range(0, 100_000, 10))
+    recorder = StepRecorder(lambda record: None, lambda: next(clock))
+    recorder.sampling = FixedSchedule(bare=lambda step: 2 <= step < 8)
+    recorder.own = log = Log()
+    for step in range(8):
+        if not recorder.forward_goes_by(syncs):
+            recorder.forward_begin(syncs)
+        recorder.forward_end()
+        recorder.backward_begin()
+        recorder.backward_compute_end()
+        recorder.backward_end(syncs)
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+        assert log.turned[-1] is (step < 2 or step == 7), step
+
+
 @pytest.mark.parametrize("reduced", [True, False])
 def test_steps_are_matched_by_own_collectives_only_where_there_are_no_others(reduced: bool) -> None:
     records, log, _ = recorded(light=True, issued=[own(at) for at in range(0, 200, 5)], reduced=reduced)
