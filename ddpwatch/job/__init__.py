@@ -1,1 +1,1 @@
-"""What `ddpwatch run` adds to a job. ``path/`` goes onto its PYTHONPATH (by `launch.py`), so it holds nothing else."""
+"""The parts that `ddpwatch run` adds to a job. ``path/`` goes onto its PYTHONPATH, so it holds nothing else."""

@@ -1,1 +1,1 @@
-"""The probe: hooks, stamps and one frame per step, in the training process. Only jobs of our own import torch, too."""
+"""The probe: hooks, stamps and one frame per step, in the training process. Besides it, only own jobs import torch."""

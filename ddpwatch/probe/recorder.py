@@ -688,13 +688,15 @@ class StepRecorder:
         if own and not (record.buckets or record.reductions):
             record.first_seq = own[0].seq
         record.buckets += own
+        if self.sampling is None:
+            return
         first = min((start for phase, start, _ in record.spans if phase == "forward"), default=record.end)
         last = max((start for phase, start, _ in record.spans if phase == "backward"), default=record.start)
         waits = [
             one.wait_end - one.wait_begin for one in own if one.wait_begin is not None and one.wait_end is not None
         ]
         waited = sum(waits) > MUCH_WAITED * (record.end - record.start)
-        if self.sampling is not None and (waited or any(first <= one.launch < last for one in own)):
+        if waited or any(first <= one.launch < last for one in own):
             # Light steps would take such waits for compute, as an optimizer's. Where ranks wait for each other already,
             # buckets do not say who is late, as light steps would have it, either
             self.sampling.use_light(False)

@@ -1,4 +1,4 @@
-"""What a job calls: `watch`, `mark`, `count`. Fails open: an error of ddpwatch's is a warning, and training goes on."""
+"""The functions that a job calls. They fail open: an error of ddpwatch's is a warning, and training goes on."""
 
 from __future__ import annotations
 

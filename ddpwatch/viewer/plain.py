@@ -164,7 +164,7 @@ def _notes(state: RunState) -> str:
     """Returns what is off, messages lost, collectors that were started again, an error of the recording."""
     status, notes = state.status, "".join(f"{clean(off.label)}; " for off in state.off.found())
     if state.dropped:
-        notes += f"{state.dropped} lost message{'s' * (state.dropped > 1)}; "
+        notes += f"{counted(state.dropped, 'lost message')}; "
     if status is not None and status.restarts:
         missing = UNKNOWN if state.missing_steps is None else state.missing_steps
         notes += f"collector restarts: {status.restarts}, {missing} steps missing; "

@@ -1,4 +1,4 @@
-"""When a job waits for a collective that it has issued asynchronously."""
+"""Waits for collectives that a job has issued asynchronously."""
 
 import sys
 import weakref
@@ -44,7 +44,7 @@ def test_an_object_waits_in_another_of_its_methods() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="calls cannot be seen")
 def test_looking_at_an_object_changes_nothing_for_the_job() -> None:
-    """As `main` of a script issues: what it deletes goes, though its frame lasts; `locals()` returns what it did.
+    """A script's `main` may issue, too: what it deletes goes, though its frame lasts; `locals()` stays what it was.
 
     Of Python 3.12: newer ones return a copy.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames
 from ddpwatch.common.intervals import total_within
-from ddpwatch.common.text import UNKNOWN, ms, size, with_unit
+from ddpwatch.common.text import UNKNOWN, counted, ms, size, with_unit
 from ddpwatch.sampling.levels import is_watched
 from ddpwatch.tui.models.lanes import MAX_COMM_ROWS, Bar, Lane, Lanes, StepLanes, lanes_of, marks_by_rank
 from ddpwatch.tui.text import Field, shorten_name
@@ -97,7 +97,7 @@ def timeline_of_step(step: StepAcrossRanks, lanes: StepLanes) -> Timeline:
     title = f"step {lanes.step}"
     title += f" ({lanes.status})" if lanes.status else ""
     title += lanes.clocks
-    title += f", {len(lanes.missing)} rank{'s' * (len(lanes.missing) > 1)} missing" if lanes.missing else ""
+    title += f", {counted(len(lanes.missing), 'rank')} missing" if lanes.missing else ""
     axis = lanes.length_ns, lanes.aligned
     return Timeline((step,), (lanes.lanes,), lanes.lanes.ranks, *axis, lanes.comm_rows, title, lanes.by_role)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpwatch.common.text import UNKNOWN, percent, size, three_digits, with_unit
+from ddpwatch.common.text import UNKNOWN, counted, percent, size, three_digits, with_unit
 from ddpwatch.tui.models.devices import WORST_FIRST, DeviceLine, History, StepShares, mean_history, worst_first
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.chart import paint_chart
@@ -222,7 +222,7 @@ def _paint_shares(canvas: Canvas, card: DeviceCard, y: int, width: int) -> None:
         return
     text = f"compute {percent(shares.compute)}, waiting {percent(shares.waiting)}, other {percent(shares.rest)}"
     of_step = f" {text} of the step"
-    ranks = f", {card.ranks} rank{'s' if card.ranks > 1 else ''}"
+    ranks = f", {counted(card.ranks, 'rank')}"
     text = first_fit([of_step + ranks, of_step, f" {text}"], max(width - 8, 0))
     room = max(width - len(text) - 1, 0)
     compute = round(room * shares.compute)

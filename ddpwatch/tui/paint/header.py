@@ -120,7 +120,7 @@ def _identity(model: Overview) -> list[Field]:
         fields.append(_filtered(model))
     if model.unseen:
         count = len(model.unseen)
-        fields.append(Field(f"{count} rank{'s' if count > 1 else ''} unseen", f"{count} unseen", 0, "warn"))
+        fields.append(Field(f"{counted(count, 'rank')} unseen", f"{count} unseen", 0, "warn"))
     if model.off:
         fields.append(Field(shorten_name(model.off, 80), shorten_name(model.off, 24), 1, "warn"))
     if model.following:
@@ -247,7 +247,7 @@ def _standstill(ns: int) -> Field:
 
 def _health(model: Overview) -> list[Field]:
     """Returns how many messages are lost, if any, and the overhead."""
-    lost = f"{model.dropped} lost message{'s' * (model.dropped > 1)}"
+    lost = counted(model.dropped, "lost message")
     return [*([Field(lost, f"lost {model.dropped}", 4, "bad")] if model.dropped else []), _cost(model)]
 
 

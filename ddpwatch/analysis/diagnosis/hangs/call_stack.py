@@ -23,19 +23,22 @@ class CallStack:
     Attributes:
         at_ns: When, on the rank's clock.
         frames: ``file:line in function``, innermost first.
-        site: The innermost frame that is neither torch's nor ddpwatch's nor the standard library's, with the file's
-            name only; the innermost of all, if there is no such frame.
-        inner: The function of the innermost frame, if that is another.
-        calls: All frames like that one, outermost first.
+        inner: The function of the innermost frame, if that is not the `site`.
+        calls: The frames that are neither torch's nor ddpwatch's nor the standard library's, with their files' names
+            only, outermost first; the innermost of all, if there is no such frame.
         in_collective: Whether it waits inside a collective of ``torch.distributed``.
     """
 
     at_ns: int
     frames: tuple[str, ...]
-    site: str
     inner: str
     in_collective: bool
-    calls: tuple[str, ...] = ()
+    calls: tuple[str, ...]
+
+    @property
+    def site(self) -> str:
+        """The innermost of its `calls`."""
+        return self.calls[-1]
 
 
 def shared_site(stacks: Sequence[tuple[str, ...]]) -> str:
@@ -73,12 +76,7 @@ def call_stack(stack: Stack) -> CallStack | None:
     return CallStack(
         at_ns=stack.at_ns,
         frames=tuple(f"{file}:{line} in {function}" for file, line, function in found[:32]),
-        site=_site(*own[0]),
         inner="" if own[0] is found[0] else found[0][2],
         in_collective=_COLLECTIVE.search(found[0][0]) is not None,
-        calls=tuple(_site(*frame) for frame in reversed(own)),
+        calls=tuple(f"{PurePath(file).name}:{line} in {function}" for file, line, function in reversed(own)),
     )
-
-
-def _site(file: str, line: str, function: str) -> str:
-    return f"{PurePath(file).name}:{line} in {function}"
