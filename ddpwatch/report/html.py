@@ -6,6 +6,7 @@ appear on the page only as text. The page's content security policy forbids ever
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
@@ -33,8 +34,11 @@ from ddpwatch.report.tables import collective_tables, explanation_table, phase_t
 from ddpwatch.report.text import chosen_sentence, cost_sentence
 from ddpwatch.wire.messages import ALL_REDUCE, OWN_COLLECTIVES, Layout
 
-MOST_RANKS = 64
-MOST_HOOKS = 2000
+MOST_RANKS = 64  # of a step
+LEAST_RANKS = 4
+MOST_HOOKS = 2000  # of a rank in a step
+MOST_MARKS = 300_000  # hooks of all steps, or what takes as much room: 5 MB
+_MARKS_OF_A_RANK, _MARKS_OF_A_BUCKET = 20, 6  # beside its hooks
 _PLACEHOLDER = "/*DATA*/null"
 
 
@@ -47,6 +51,7 @@ def render_html(report: Report, drawn: Drawn, version: str) -> bytes:
         version: Of ddpwatch.
     """
     outline, ranks = drawn.outline, rank_table(report)
+    details = outline.details()
     shown = [*collective_tables(report), *map(explanation_table, report.explained)]
     data = {
         "report": _cleaned(report.as_json()),
@@ -61,7 +66,7 @@ def render_html(report: Report, drawn: Drawn, version: str) -> bytes:
         "points": [asdict(point) for point in outline.points],
         "stride": outline.stride,
         "lanes": _lanes(drawn.lanes),
-        "steps": [_step(across.detached(), why) for across, why in outline.details()],
+        "steps": [_step(across.detached(), why, MOST_MARKS // len(details)) for across, why in details],
         "params": _cleaned(_params(drawn.layouts.values())),
         "version": version,
     }
@@ -111,23 +116,31 @@ def _lanes(lanes: Lanes) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _step(across: StepAcrossRanks, why: str) -> dict[str, object]:
-    ranks = sorted(across.members)[:MOST_RANKS]
+def _step(across: StepAcrossRanks, why: str, most_marks: int) -> dict[str, object]:
+    ranks = _drawn_ranks(across, most_marks)
     origin = min(map(across.start_of, ranks)) if across.comparable else None
     return {
         "step": across.step,
         "why": why,
         "comparable": across.comparable,
-        "cut": _cut(across),
+        "cut": _cut(across, len(ranks)),
         "ranks": [_rank(across, rank, origin) for rank in ranks],
     }
 
 
-def _cut(across: StepAcrossRanks) -> str:
+def _drawn_ranks(across: StepAcrossRanks, most_marks: int) -> list[int]:
+    """Returns the ranks that there is room for, in order: if not all, the latest."""
+    steps, late = across.ranks.values(), across.skew.late
+    marks = max(min(len(step.hook_ns), MOST_HOOKS) + _MARKS_OF_A_BUCKET * len(step.comm_bytes) for step in steps)
+    room = min(MOST_RANKS, max(LEAST_RANKS, most_marks // (marks + _MARKS_OF_A_RANK)))
+    return sorted(heapq.nlargest(room, sorted(across.members), key=lambda rank: late.get(rank, 0)))
+
+
+def _cut(across: StepAcrossRanks, ranks: int) -> str:
     """Returns a note on what of the step is not drawn; empty for nothing."""
     cut = []
-    if len(across) > MOST_RANKS:
-        cut.append(f"the first {MOST_RANKS} of {len(across)} ranks")
+    if len(across) > ranks:
+        cut.append(f"the {ranks} {'latest' if across.skew.late else 'first'} of {len(across)} ranks")
     if any(len(step.hook_ns) > MOST_HOOKS for step in across.ranks.values()):
         cut.append(f"the first {MOST_HOOKS} hooks of each rank")
     return f"This shows only {' and '.join(cut)}." if cut else ""

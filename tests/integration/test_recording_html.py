@@ -154,7 +154,7 @@ def test_what_is_not_drawn_is_said(page_file: Path, browser: chromium.Browser, t
     write_html(record(tmp_path / "run.mcap", run_of(ranks=65, steps=2)), tmp_path / "report.html", Selection())
     note = 'document.getElementById("cut").textContent'
     with chromium.Page(browser, (tmp_path / "report.html").as_uri()) as page:
-        assert page.evaluate(note) == "This shows only the first 64 of 65 ranks."
+        assert page.evaluate(note) == "This shows only the 64 latest of 65 ranks."
     with chromium.Page(browser, page_file.as_uri()) as page:
         assert page.evaluate(note) == ""
 

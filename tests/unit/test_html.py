@@ -17,7 +17,7 @@ from ddpwatch.analysis.step import USE_NAMES
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.files import write_html, write_page
-from ddpwatch.report.html import MOST_HOOKS, MOST_RANKS
+from ddpwatch.report.html import LEAST_RANKS, MOST_HOOKS, MOST_MARKS, MOST_RANKS
 from ddpwatch.wire.messages import Bye, Hello, Layout, Message, Step
 from tests.support.dashboards import ended_recording
 from tests.support.runs import MS, record, run_of
@@ -54,21 +54,38 @@ def test_no_name_reorders_the_page(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_it_does_not_draw(tmp_path: Path) -> None:
-    def hooked(step: Step) -> Step:
-        return replace(step, hook_param=[0] * (MOST_HOOKS + 1), hook_ns=[30 * MS] * (MOST_HOOKS + 1))
+    """Rank 0 is the first of the samples' ranks: it is left out."""
 
     def large() -> Iterator[tuple[Message, int]]:
         for message, at in run_of(ranks=MOST_RANKS + 1, steps=3):
-            yield hooked(message) if isinstance(message, Step) and message.step == 2 else message, at
+            if isinstance(message, Step) and message.step == 2:
+                message = replace(message, hook_param=[0] * (MOST_HOOKS + 1), hook_ns=[30 * MS] * (MOST_HOOKS + 1))
+            yield message, at
 
     write_html(record(tmp_path / "large.mcap", large()), tmp_path / "large.html", Selection())
     first, second = data_of(tmp_path / "large.html")["steps"]
-    assert first["cut"] == "This shows only the first 64 of 65 ranks."
-    assert second["cut"] == "This shows only the first 64 of 65 ranks and the first 2000 hooks of each rank."
-    assert len(second["ranks"]) == MOST_RANKS
+    assert first["cut"] == "This shows only the 64 latest of 65 ranks."
+    assert second["cut"] == "This shows only the 64 latest of 65 ranks and the first 2000 hooks of each rank."
+    assert [rank["rank"] for rank in second["ranks"]] == list(range(1, MOST_RANKS + 1))
     assert len(second["ranks"][0]["hooks"]) == MOST_HOOKS
     write_html(record(tmp_path / "small.mcap"), tmp_path / "small.html", Selection())
     assert {step["cut"] for step in data_of(tmp_path / "small.html")["steps"]} == {""}
+
+
+def test_steps_of_large_models_leave_ranks_out(tmp_path: Path) -> None:
+    """48 steps of 64 ranks with 2,000 hooks each would take 90 MB."""
+
+    def large() -> Iterator[tuple[Message, int]]:
+        for message, at in run_of(ranks=16, steps=60):
+            if isinstance(message, Step):
+                message = replace(message, hook_param=[0] * MOST_HOOKS, hook_ns=[30 * MS] * MOST_HOOKS)
+            yield message, at
+
+    write_html(record(tmp_path / "large.mcap", large()), tmp_path / "large.html", Selection())
+    steps = data_of(tmp_path / "large.html")["steps"]
+    assert min(len(step["ranks"]) for step in steps) == LEAST_RANKS
+    assert sum(len(rank["hooks"]) for step in steps for rank in step["ranks"]) <= 1.5 * MOST_MARKS
+    assert (tmp_path / "large.html").stat().st_size < 10_000_000
 
 
 def test_exposed_communication_names_the_rank_waited_for(tmp_path: Path) -> None:
