@@ -1,8 +1,8 @@
 """Why a rank is late: what it does in a step that an alike rank does not, by stacks or profiles of both.
 
-Each function of the user's code gets the time of its samples in each step, by phase and by module; in a profile, each
-operator has its own. Two ranks are
-compared step by step. A difference counts if it is beyond chance (Student's t on the means of stretches of steps, as
+Each function of the user's code gets the time of its samples in each step, by phase, in all modules together: in a
+model of many layers, none of them may differ by more than chance alone. In a profile, each operator has its own. Two
+ranks are compared step by step. A difference counts if it is beyond chance (Student's t on the means of stretches of steps, as
 neighbours are alike; the confidence holds for all lines together), and worth a word.
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import sqrt
 from statistics import fmean, stdev
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -38,6 +38,7 @@ KEPT_ORDERS = 64
 SHOWN_LINES = 8  # that differ most: with all else, they fit on 24 lines
 MOST_NAMED = 2  # of them, where the second differs by half as much at least
 MORE_STEPS = 100  # to sample after too few, at least
+_Of = TypeVar("_Of")
 _LARGER = "a larger batch, or longer sequences?"
 _BATCHES = "compare the ranks' batch sizes and lengths of samples"
 _NO_CORE = "on its host, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: stop what is not the job's"
@@ -51,7 +52,9 @@ _WHERE = {
 
 
 class LineDifference(Figures, frozen=True):
-    """A function of the user's code, in one phase and module, or an operator; ``line`` is where it differs most.
+    """A function of the user's code, in one phase, or an operator; ``line`` is where it differs most.
+
+    ``module`` is the one in which most of the difference is, or what has all modules where it is.
 
     Times are ms a step, of the explained rank and its peer. ``reach_ms`` is half the width of the difference's
     interval, ``certain`` whether it is beyond chance, and worth a word. ``inner`` is what it mostly calls there.
@@ -119,16 +122,16 @@ class Explanation(Figures, frozen=True):
 
 class _Key(NamedTuple):
     phase: str
-    module: str
     file: str
     function: str
 
 
 @dataclass(slots=True)
 class _Function:
-    """The ns of a rank's samples in a function, by step, by line, and by what it calls; an operator's calls in all."""
+    """The ns of a rank's samples in a function, by step, module, line, and by what it calls; an operator's calls."""
 
     by_slot: Counter[int] = field(default_factory=Counter)
+    by_module: Counter[str] = field(default_factory=Counter)
     by_line: Counter[int] = field(default_factory=Counter)
     by_inner: Counter[str] = field(default_factory=Counter)
     calls: int = 0
@@ -240,12 +243,13 @@ def _functions(samples: StackSamples, slots: Sequence[int]) -> dict[_Key, _Funct
     for place, at, ns in zip(samples.sample_slot, samples.sample_line, samples.sample_ns, strict=True):
         slot, line = samples.slots[place], samples.lines[at]
         if slot in wanted:
-            function = found[_Key(line.phase, line.module, line.file, line.function)]
+            function = found[_Key(line.phase, line.file, line.function)]
             function.by_slot[slot] += ns
+            function.by_module[line.module] += ns
             function.by_line[line.line] += ns
             function.by_inner[line.inner] += ns
     for line, calls in zip(samples.lines, samples.calls, strict=False):
-        found[_Key(line.phase, line.module, line.file, line.function)].calls += calls
+        found[_Key(line.phase, line.file, line.function)].calls += calls
     return dict(found)
 
 
@@ -253,7 +257,7 @@ def _by_phase(functions: Mapping[_Key, _Function]) -> dict[_Key, _Function]:
     """Returns the time of each phase, in whichever function."""
     found: defaultdict[_Key, _Function] = defaultdict(_Function)
     for key, function in functions.items():
-        found[_Key(key.phase, "", "", "")].by_slot += function.by_slot
+        found[_Key(key.phase, "", "")].by_slot += function.by_slot
     return dict(found)
 
 
@@ -265,7 +269,7 @@ def _with_calls(
     there: Mapping[_Key, _Function],
 ) -> LineDifference:
     """Adds how often an operator is called in a step."""
-    key = _Key(line.phase, line.module, line.file, line.function)
+    key = _Key(line.phase, line.file, line.function)
 
     def of(samples: StackSamples, functions: Mapping[_Key, _Function]) -> float:
         return functions[key].calls / max(1, len(samples.slots)) if key in functions else 0.0
@@ -286,16 +290,15 @@ def _line(
     here, there = ([each.by_slot[slot] / NS_PER_MS for slot in slots] for each in (own, other))
     difference: float | None = None
     reach: float | None = None
-    most, by_line, certain = own, own.by_line, False
+    most, by_line, by_module, certain = own, own.by_line, own.by_module, False
     if step_ms is not None:
         difference, reach = _difference([a - b for a, b in zip(here, there, strict=True)], lines)
         certain = abs(difference) > max(reach, WORTH * step_ms)
-        most = own if difference >= 0 else other
-        by_line = Counter(most.by_line)
-        by_line.subtract((other if most is own else own).by_line)
+        most, least = (own, other) if difference >= 0 else (other, own)
+        by_line, by_module = _minus(most.by_line, least.by_line), _minus(most.by_module, least.by_module)
     return LineDifference(
         key.phase,
-        key.module,
+        _module(by_module),
         key.file,
         max(by_line, key=by_line.__getitem__, default=0),
         key.function,
@@ -306,6 +309,22 @@ def _line(
         reach,
         certain,
     )
+
+
+def _minus(these: Counter[_Of], those: Counter[_Of]) -> Counter[_Of]:
+    found = Counter(these)
+    found.subtract(those)
+    return found
+
+
+def _module(ns: Counter[str]) -> str:
+    """Returns the module with more than half of the time, or what has all that do have some; "" without one."""
+    module = max(ns, key=ns.__getitem__, default="")
+    if 2 * ns[module] > ns.total():
+        return module
+    paths = [name.split(".") for name, its in ns.items() if its > 0]
+    shared = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return ".".join(names[0] for names in shared)
 
 
 def _difference(differences: Sequence[float], lines: int) -> tuple[float, float]:

@@ -65,9 +65,26 @@ def test_twice_the_work_is_not_one_line_s(forward: float, says: str) -> None:
     assert found.next_step.startswith("its code is not why" if "times" in says else "look at what")
 
 
+@pytest.mark.parametrize(("slow", "module"), [(range(32), "blocks"), ([7], "blocks.7")])
+def test_a_function_of_many_layers_is_named_with_what_it_takes_in_all(slow: range | list[int], module: str) -> None:
+    """Though none of them takes so much longer that it is beyond chance."""
+
+    def rank(number: int, ms: float) -> StackSamples:
+        layers = [SampledLine("forward", f"blocks.{n}", "model.py", 40, "forward") for n in range(32)]
+        masks = [SampledLine("forward", f"blocks.{n}", "mask.py", 12, "mask_spans") for n in slow]
+        rows = [(line, noisy(1.5, 100 * number + at, spread=1.0)) for at, line in enumerate(layers)]
+        rows += [(line, noisy(ms / len(slow), 100 * number + at, spread=1.0)) for at, line in enumerate(masks, 50)]
+        return samples_of(number, [(LOSS, noisy(50, 100 * number + 99)), *rows])
+
+    found = explain([rank(3, 40.0), rank(0, 0.0)])
+    assert found is not None
+    assert found.text.endswith(f" ms more a step in mask_spans() (mask.py:12), in the forward of {module}")
+    assert found.lines[0].difference_ms == pytest.approx(40, abs=4)
+
+
 def test_a_larger_batch_makes_no_update_longer() -> None:
-    """None of its many layers takes so much longer that it is beyond chance."""
-    layers = [SampledLine("forward", f"blocks.{n}", "model.py", 40, "forward", "linear.py:134") for n in range(12)]
+    """None of its many lines takes so much longer that it is beyond chance."""
+    layers = [SampledLine("forward", "blocks", "model.py", 40 + n, f"part{n}", "linear.py:134") for n in range(12)]
     adam = SampledLine("optimizer", "", "main.py", 70, "train", "adam.py:99")
 
     def rank(number: int, times: float) -> StackSamples:
@@ -177,7 +194,7 @@ def test_too_few_steps_are_not_compared(steps: int) -> None:
 
 
 def test_a_screen_holds_it() -> None:
-    many = [(SampledLine("forward", f"blocks.{n}", "model.py", n, "forward"), noisy(3, n)) for n in range(100)]
+    many = [(SampledLine("forward", f"blocks.{n}", "model.py", n, f"part{n}"), noisy(3, n)) for n in range(100)]
     found = explain([samples_of(3, many), samples_of(0, many)])
     assert found is not None
     assert len(found.lines) == SHOWN_LINES
