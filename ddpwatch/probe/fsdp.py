@@ -265,7 +265,7 @@ class FsdpProbe(GuardedProbe):
         self._in_backward = False
         self._gathering = {entry.index: entry for entry in early}
         self._reducing.clear()
-        self._recorder.forward_begin(self._syncs())
+        self._begin_forward(self._syncs())
         record = self._recorder.current
         for entry in early:
             if record is not None and entry.launch >= record.start:

@@ -15,9 +15,10 @@ from torch._C import DisableTorchFunction
 
 from ddpwatch.probe.autograd import add_gradient_hook, tensors_in
 from ddpwatch.probe.completion import Completions
+from ddpwatch.probe.forward_inputs import count_inputs
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.wire.messages import WATCHING, Feature, Group, Layout
+from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING, Feature, Group, Layout
 
 
 class PortableHook(partial):  # type: ignore[type-arg]  # calls with no Python of its own
@@ -90,6 +91,12 @@ class GuardedProbe(ABC):
     @abstractmethod
     def _backward_end(self) -> None:
         """Runs when these are done, too."""
+
+    def _begin_forward(self, syncs: bool) -> None:
+        """Starts a forward whose backward will synchronise gradients, or not."""
+        self._recorder.forward_begin(syncs)
+        if self._recorder.lease.sampled:
+            self.guard.run(STACK_SAMPLES, count_inputs, self._recorder)
 
     def _expect_backward(self, output: Any) -> None:
         """Hooks the outputs of a forward. A leaf among them is a parameter, which would gather a hook each time."""

@@ -206,7 +206,7 @@ class DdpProbe(GuardedProbe):
             return
         self._in_backward = False
         if not in_forward():
-            self._recorder.forward_begin(module.require_backward_grad_sync)
+            self._begin_forward(module.require_backward_grad_sync)
             if self._recorder.phase and self._host and self._forwards is not None:
                 self.guard.run("buffer waits", self._forwards.expect_buffers, module)
         if not self._recorder.phase and self.reducer_group is not None:

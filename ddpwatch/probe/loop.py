@@ -29,13 +29,14 @@ from ddpwatch.probe.any_collective import AnyCollective
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
 from ddpwatch.probe.collectives import GroupHooks
 from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
+from ddpwatch.probe.forward_inputs import count_inputs
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.steps_of import Start, steps_of
 from ddpwatch.run.blackbox import Phase
 from ddpwatch.sampling.levels import BARE, FULL, LIGHT, PROFILED
 from ddpwatch.sampling.schedule import BARE_PERIOD
-from ddpwatch.wire.messages import WATCHING, StepStatus
+from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING, StepStatus
 
 MOST_CALLS: Final = 64  # of modules without gradients, before the first one with
 STILL_NS: Final = 1_000_000_000  # since the newest update or phase
@@ -185,6 +186,8 @@ class LoopProbe:
             self._moved = True
             self._log.add_event("forward", at)
             self._stand("forward", at)
+            if self._recorder.lease.sampled:
+                self._guard.run(STACK_SAMPLES, count_inputs, self._recorder)
         self._own_ns += time.monotonic_ns() - at
 
     def optimizer_begin(self, optimizer: Any) -> None:

@@ -104,6 +104,7 @@ class StepRecorder:
         own: The job's own collectives, where they are seen.
         issuing: Whether DDP issues a bucket's collective now.
         forwards: How many there were since the last backward.
+        input_elements: Those of the tensors that the model is called with, by slot, in ``lease.sampled``.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class StepRecorder:
         self.sampling: SamplingSchedule | None = None
         self.lease = Lease()
         self.profile: StepProfile | None = None
+        self.input_elements: dict[int, int] = {}
         self.full = True
         self._cpu_ns: int | None = 0  # at the end of the step before; None if it was not needed
         self.current: StepRecord | None = None

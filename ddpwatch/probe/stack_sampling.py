@@ -20,6 +20,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.common.call_sites import is_library
+from ddpwatch.probe.forward_inputs import MODULE_CALL
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.identity import as_text
 from ddpwatch.probe.profiling import Profiling
@@ -33,7 +34,6 @@ MOST_S: Final = 120.0  # from the order on
 MOST_LINES: Final = 1024  # more are one line without a name
 MOST_CALLS: Final = 256  # of a stack, from the innermost on
 MOST_MODULES: Final = 65_536
-_MODULE_CALL: Final = torch.nn.Module._wrapped_call_impl.__code__
 _TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
 _ENGINE: Final = f"{_TORCH}autograd/graph.py"  # where the training thread waits for autograd's threads
 
@@ -80,10 +80,13 @@ class StackSampling:
 
     def _sample(self, order: StackOrder, stopping: threading.Event) -> None:
         lease, slots = self._recorder.lease, range(order.first_slot, order.first_slot + order.steps)
-        lease.sampled = slots
+        self._recorder.input_elements, lease.sampled = {}, slots
         try:
             samples = self.profiling.samples if order.profiler else self._samples
-            self._post(samples(order, slots, stopping, time.monotonic() + MOST_S))
+            found = samples(order, slots, stopping, time.monotonic() + MOST_S)
+            if elements := self._recorder.input_elements:
+                found.input_elements = [elements.get(slot, 0) for slot in found.slots]
+            self._post(found)
         finally:
             if lease.sampled is slots:
                 lease.sampled = range(0)
@@ -214,7 +217,7 @@ class SampleCounts:
             if frame is None:
                 break
             code = frame.f_code
-            if code is _MODULE_CALL:
+            if code is MODULE_CALL:
                 outside = frame.f_locals.get("self")
                 inside = outside if inside is None else inside
                 around = outside if around is None and own is not None else around

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpwatch.analysis.explanation import Explanation, LineDifference
+from ddpwatch.analysis.explained_lines import LineDifference
+from ddpwatch.analysis.explanation import Explanation
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.explained import explained_in
 from ddpwatch.run.rundir import RunInfo
@@ -142,6 +143,7 @@ def test_what_the_sampling_and_the_machine_did_is_known(explained: Explained) ->
             assert rank.on_core is not None
             assert 0 < rank.on_core < 1
             assert None not in (rank.starved, rank.preempted, rank.major_faults)
+            assert rank.input_elements == 16  # of a batch
 
 
 def test_the_late_rank_is_explained_by_default(explained: Explained) -> None:

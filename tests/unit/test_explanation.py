@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.analysis.explanation import FEWEST_STEPS, SHOWN_LINES, WORTH, Explanations, explain, where
+from ddpwatch.analysis.explained_lines import FEWEST_STEPS, WORTH
+from ddpwatch.analysis.explained_words import where
+from ddpwatch.analysis.explanation import SHOWN_LINES, Explanations, explain
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous
@@ -338,6 +340,66 @@ def test_the_same_operators_that_all_take_longer_are_not_named() -> None:
     found = explain([rank(3, 1.4), rank(0, 1.0)])
     assert found is not None
     assert found.text == "rank 3 runs the same operators as rank 0, 1.4 times as long: each takes more"
+
+
+@pytest.mark.parametrize(
+    ("elements", "of_peer", "says", "next_step"),
+    [
+        (16_384, 8192, "1.4 times as long: on inputs 2 times as large", "compare the ranks' batch sizes"),
+        (8192, 8192, "1.4 times as long: each takes more, on inputs as large", "its code is not why"),
+        (8192, 0, "1.4 times as long: each takes more", "its code is not why"),
+    ],
+)
+def test_larger_inputs_are_told_from_a_slow_device(elements: int, of_peer: int, says: str, next_step: str) -> None:
+    def rank(number: int, times: float, elements: int) -> StackSamples:
+        rows = {name: (4, [times * ms for ms in STEADY]) for name in ("aten::addmm", "aten::gelu", "aten::bmm")}
+        samples = profile_of(number, rows, input_elements=[elements] * len(STEADY))
+        samples.lines[1].phase = "backward"
+        return samples
+
+    pair = [rank(3, 1.4, elements), rank(0, 1.0, of_peer)]
+    found = explain(pair)
+    assert found is not None
+    assert found.text == f"rank 3 runs the same operators as rank 0, {says}"
+    assert found.next_step.startswith(next_step)
+    assert [rank.input_elements for rank in found.ranks] == [elements, of_peer or None]
+
+
+@pytest.mark.parametrize(
+    ("larger", "lengths", "says"),
+    [
+        (1.0, [512] * 9, ""),
+        (1.5, [512] * 9, "; its inputs are 1.5 times as large"),
+        (1.2, [700, 400, 650, 380, 500, 610, 405, 512, 450], ""),  # by chance, as far as is known
+    ],
+)
+def test_larger_inputs_are_said_where_time_does_not_show_them(larger: float, lengths: list[int], says: str) -> None:
+    rows = {"aten::addmm": (4, [10.0, 90.0] * 4 + [50.0])}
+    elements = [round(larger * length) for length in lengths]
+    pair = [profile_of(3, rows, input_elements=elements), profile_of(0, rows, input_elements=sorted(lengths))]
+    found = explain(pair)
+    assert found is not None
+    assert found.text == f"no difference beyond noise between rank 3 and rank 0{says}"
+    assert ("batch sizes" in found.next_step) is bool(says)
+
+
+@pytest.mark.parametrize(("ms", "next_step"), [(12, "compare the ranks' batch sizes"), (60, "look at what read()")])
+def test_larger_inputs_explain_no_line_that_grows_more(ms: float, next_step: str) -> None:
+    def rank(number: int, ms: float, elements: int) -> StackSamples:
+        lines = [(LOSS, noisy(100, number)), (FEED, noisy(ms, number + 1, spread=0.1))]
+        return samples_of(number, lines, input_elements=[elements] * 62)
+
+    found = explain([rank(3, ms, 1500), rank(0, 6, 1000)])
+    assert found is not None
+    assert found.text.startswith("rank 3 spends ")
+    assert found.text.endswith("in read() (data.py:31), before the forward; its inputs are 1.5 times as large")
+    assert found.next_step.startswith(next_step)
+
+
+def test_inputs_that_do_not_fit_the_steps_are_ignored() -> None:
+    gathered = Explanations()
+    gathered.add_samples(profile_of(3, {"aten::addmm": (4, STEADY)}, input_elements=[1, 2]))
+    assert gathered.all() == []
 
 
 def test_other_operators_are_certain_even_where_their_time_is_not() -> None:
