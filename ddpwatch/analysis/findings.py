@@ -7,10 +7,10 @@ import msgspec
 from ddpwatch.analysis.diagnosis.incident import End, Severity
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.words.wording import where_ended
-from ddpwatch.analysis.figures import Finding, Report
+from ddpwatch.analysis.figures import Finding, Report, RunFigures
 from ddpwatch.analysis.step import MUCH_REST
 from ddpwatch.common.text import percent, spans
-from ddpwatch.version import untested
+from ddpwatch.version import GROUPS_HAVE_HOOKS, release_of, untested
 
 NAMED_RANKS = 16
 OTHER_COLLECTIVES = 0.5  # per step
@@ -160,8 +160,8 @@ def _counts(report: Report) -> list[Finding]:
 
 
 def _others(report: Report) -> list[Finding]:
-    """Reports collectives of the job that are not DDP's."""
-    if any(row.kind == "call" for row in report.collectives):  # they are reported
+    """Reports collectives of the job that are not DDP's, unless they would be seen: then only buffers are left."""
+    if any(row.kind == "call" for row in report.collectives) or _sees_own(report.run):
         return []
     counts = [group.other_collectives_per_step or 0.0 for group in report.groups]
     most = max(counts, default=0.0)
@@ -171,6 +171,11 @@ def _others(report: Report) -> list[Finding]:
     text += " (SyncBatchNorm, buffers, metrics, …): they are not timed, so waits in them count as their phase;"
     text += " on CPUs, Python 3.12 or torch 2.14 times them"
     return [_finding("other_collectives", "info", text, per_step=most)]
+
+
+def _sees_own(run: RunFigures) -> bool:
+    """Returns whether a job's own collectives are seen for sure: on CPUs, where process groups have hooks."""
+    return run.timing_source == "host" and (release_of(run.torch or "") or (0, 0)) >= GROUPS_HAVE_HOOKS
 
 
 def _rest(report: Report) -> list[Finding]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, union
 from ddpwatch.sampling.levels import FULL, is_timed, is_watched
-from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, OWN_COLLECTIVES, TO_ONE, Step
+from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, OWN_COLLECTIVES, TO_ONE, PhaseName, Step
 
 MUCH_REST = 0.1  # of a step in no phase: then reports say where it lies
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
@@ -333,10 +333,19 @@ def first_compute(step: Step, own: bool = False) -> int:
 
 
 def backward_starts(step: Step) -> list[int]:
-    """Returns when each backward started. One goes on right after a wait within it, as of a comm hook that waits."""
-    waited = {span.end for span in step.spans if span.phase == "sync"}
-    backwards = (span for span in step.spans if span.phase == "backward" and span.end > span.start)
-    return [span.start for span in backwards if span.start not in waited]
+    """Returns when each backward started."""
+    return phase_starts(step, "backward")
+
+
+def phase_starts(step: Step, phase: PhaseName) -> list[int]:
+    """Returns when each forward, or backward, started. One goes on right after a wait within it."""
+    ends = {span.end for span in step.spans if span.phase == phase and span.end > span.start}
+    waited: set[int] = set()
+    for span in step.spans:
+        if span.phase == "sync" and (span.start in ends or span.start in waited):
+            waited.add(span.end)
+    spans = (span for span in step.spans if span.phase == phase and span.end > span.start)
+    return [span.start for span in spans if span.start not in waited]
 
 
 def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:

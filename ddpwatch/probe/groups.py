@@ -43,3 +43,10 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
         return str(dist.get_backend(group))
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return ""
+
+
+def world_backend() -> str:
+    """Returns the backend between all ranks, for what a loop computes with; empty without a process group."""
+    world = dist.group.WORLD if dist.is_available() else None
+    kind = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+    return "" if world is None else backend_name(world, torch.device(kind))

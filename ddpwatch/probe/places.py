@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from inspect import CO_NESTED, CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType
 from typing import Final
 from zlib import crc32
@@ -20,14 +21,13 @@ _PLUMBING: Final = (
     "_library/autograd.py",
     "_functional_collectives.py",
     "distributed_c10d.py",
-    "c10d_logger.py",
     "/nn/functional.py",
     "/function.py",
     "deepspeed/comm/comm.py",
     "deepspeed/comm/torch.py",
-    "deepspeed/utils/nvtx.py",
 )
 _OURS: Final = "/ddpwatch/probe/"
+_DECORATED: Final = CO_NESTED | CO_VARARGS | CO_VARKEYWORDS
 _TORCH: Final = torch.__file__.rpartition("/")[0] + "/"
 _WRAPPERS: Final = (  # of what they issue, all but broadcasts of buffers is seen, and these are waits
     f"{_TORCH}nn/parallel/distributed.py", f"{_TORCH}distributed/fsdp/_fully_shard/",
@@ -104,8 +104,11 @@ class Places:
 
 
 def _passes_on(frame: FrameType) -> bool:
-    """Returns whether a place only passes on what another one issues."""
-    name = frame.f_code.co_filename
+    """Returns whether a place only passes on what another one issues: plumbing, or what a decorator puts around it."""
+    code = frame.f_code
+    if code.co_flags & _DECORATED == _DECORATED and not code.co_argcount:  # def wrapper(*args, **kwargs) in a function
+        return True
+    name = code.co_filename
     known = _passing.get(name)
     if known is None:
         known = _passing[name] = name.endswith(_PLUMBING) or _OURS in name

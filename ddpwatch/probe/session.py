@@ -31,7 +31,7 @@ from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
-from ddpwatch.probe.groups import backend_name
+from ddpwatch.probe.groups import backend_name, world_backend
 from ddpwatch.probe.guard import CLOSING, Guard, reason_of
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hard_exit import before_hard_exit
@@ -150,8 +150,7 @@ class ProbeSession:
             self.recorder.use(sampling=self._schedule(settles=False))
             self.loop = LoopProbe(self._context(), self.queue.job_cpu_ns, since)
             self.queue.made_late = self.loop.records
-            known = dist.is_available() and dist.is_initialized()
-            self._start_with(self.loop, Loop(), str(dist.get_backend()) if known else "", {})
+            self._start_with(self.loop, Loop(), world_backend(), {})
             self._probes.add(self.loop)
             if self.loop.unseen:
                 self._say_off("collectives", self.loop.unseen)

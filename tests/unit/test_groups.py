@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import pytest
 import torch
 import torch.distributed as dist
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bucket_steps
+from ddpwatch.analysis.findings import notes
 from ddpwatch.analysis.groups import OtherCollectives
-from ddpwatch.probe.groups import describe
+from ddpwatch.analysis.report_builder import ReportBuilder
+from ddpwatch.probe.groups import describe, world_backend
 from ddpwatch.viewer.state import RunState
-from ddpwatch.wire.messages import Group, Hello, Message, Step
+from ddpwatch.wire.messages import DEFAULT_GROUP, Group, Hello, Message, Step
 from tests.support.frames import MS, hello, layout, state_of, step
 
 LATE_MS = 40
@@ -95,6 +98,22 @@ def test_other_collectives_are_counted_and_are_no_buckets() -> None:
     assert others.per_step(7) is None
 
 
+@pytest.mark.parametrize(
+    ("release", "source", "said"), [("2.13.0", "host", 1), ("2.15.0+cu132", "host", 0), ("2.15.0", "cuda events", 1)]
+)
+def test_collectives_that_would_be_seen_are_buffers_and_no_note_says_that_nobody_times_them(
+    release: str, source: str, said: int
+) -> None:
+    builder = ReportBuilder()
+    for rank in range(2):
+        builder.apply_message(hello(rank, torch=release, timing_source=source))
+        builder.apply_message(Group(rank=rank, id=DEFAULT_GROUP, ranks=[0, 1]))
+    for number in range(9):
+        for rank in range(2):
+            builder.apply_message(step(rank, number, comm_first_seq=3 * number, comm_seq=[0, 1]))
+    assert [note.kind for note in notes(builder.report())].count("other_collectives") == said
+
+
 def test_layouts_of_several_groups_are_kept() -> None:
     """As with pipeline stages: both call their module 0, and have other layers."""
     other = msgspec.structs.replace(layout(2), group=102, params=["e", "f", "g", "h"])
@@ -109,6 +128,6 @@ def test_the_backend_is_that_of_the_device() -> None:
     dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     try:
         assert dist.get_backend() == "undefined"
-        assert describe(dist.group.WORLD, torch.device("cpu")).backend == "gloo"
+        assert describe(dist.group.WORLD, torch.device("cpu")).backend == world_backend() == "gloo"
     finally:
         dist.destroy_process_group()

@@ -1,10 +1,14 @@
 """The names of places that issue collectives."""
 
+import functools
 import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from ddpwatch.probe.places import _name_of
+from ddpwatch.probe.places import _name_of, _passes_on
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -28,3 +32,24 @@ def test_a_method_is_named_with_its_class() -> None:
     source = "import sys\ndef make():\n class Splits:\n  def __init__(self): self.at = sys._getframe()\n return Splits"
     exec(compile(source, "/v/lib/python3.13/site-packages/torchrec/dist_data.py", "exec"), space := {})
     assert _name_of(space["make"]()().at) == "torchrec Splits.__init__"
+
+
+def test_what_a_decorator_puts_around_a_function_passes_on() -> None:
+    """Whoever's it is, as of a deprecated function; a function that takes all arguments itself is a place."""
+    at: list[FrameType] = []
+
+    def traced(function: Callable[[], None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            at.append(sys._getframe())
+            function(*args, **kwargs)
+
+        return wrapper
+
+    traced(lambda: at.append(sys._getframe()))()
+    assert [_passes_on(frame) for frame in at] == [True, False]
+    assert not _passes_on(_takes_all(1, key=2))
+
+
+def _takes_all(*_: Any, **__: Any) -> FrameType:
+    return sys._getframe()

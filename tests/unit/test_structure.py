@@ -119,6 +119,19 @@ def test_a_rank_that_left_out_a_backward(who: tuple[int, ...]) -> None:
     assert all("left out a backward (step 30)" in one.message for one in found)
 
 
+def test_a_stage_whose_forward_waits_for_what_it_sends_left_out_nothing() -> None:
+    """Waits cut a pipeline's forward on one stage into three."""
+
+    def spans(waits: int) -> list[Span]:
+        cut: list[Span] = []
+        for at in range(0, 10 * waits * MS, 10 * MS):
+            cut += [Span("forward", at, at + 8 * MS), Span("sync", at + 8 * MS, at + 10 * MS)]
+        return [*cut, Span("forward", 10 * waits * MS, 30 * MS), Span("backward", 40 * MS, 90 * MS)]
+
+    steps = [step(rank, number, spans=spans(2 * rank)) for number in range(40) for rank in range(2)]
+    assert not incidents_of(state_of([hello(0), hello(1), *steps]), "ranks_apart")
+
+
 # -- threads -------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED
-from ddpwatch.analysis.step import backward_starts
+from ddpwatch.analysis.step import phase_starts
 from ddpwatch.wire.messages import Step
 
 
@@ -59,5 +59,4 @@ class RanksApart:
 
 def _lone_forwards(step: Step) -> int:
     """Returns how many forwards no backward has followed. One that waits for buffers first has no length until then."""
-    forwards = sum(span.phase == "forward" for span in step.spans if span.end > span.start)
-    return max(0, forwards - len(backward_starts(step)))
+    return max(0, len(phase_starts(step, "forward")) - len(phase_starts(step, "backward")))
