@@ -232,6 +232,7 @@ class StepRecorder:
         elif self.phase == "" and self.forwards >= self._most_forwards:  # no optimizer ends it any more
             self._optimizer_seen = False
             self.abort(self._stamp(now))
+        closure_of = self._phase_start if self.phase == "optimizer" else None
         end = self._step_end()
         closed = None if end is None else self._close(end)
         if self.current is None:
@@ -265,6 +266,8 @@ class StepRecorder:
             self._drop_forwards(self.current, now)
         elif self.current.backwards >= MAX_BACKWARDS and not self.current.reductions:
             self._drop_backwards(self.current)
+        if closure_of is not None:  # an optimizer before the forward shows that it calls this as its closure
+            self.current.spans.append(("optimizer", closure_of, now))
         self._enter("forward", now)
         return closed
 

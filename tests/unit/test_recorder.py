@@ -323,7 +323,11 @@ def test_a_closure_that_the_first_optimizer_calls_often_is_one_step() -> None:
             script.backward()
         script.after(20).optimizer_end()
     script.recorder.finish()
-    assert [(step.step, step.micro_steps) for step in script.messages()] == [(0, 4), (1, 4)]
+    first, second = script.messages()
+    assert [(step.step, step.micro_steps) for step in (first, second)] == [(0, 4), (1, 4)]
+    assert [span.phase for span in second.spans if span.phase != "sync"] == [
+        "optimizer", *["forward", "backward"] * 4, "optimizer",
+    ]  # fmt: skip
 
 
 def test_what_no_optimizer_ends_are_steps_after_a_while_and_not_any_more_once_one_steps() -> None:

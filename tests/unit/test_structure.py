@@ -93,6 +93,15 @@ def test_gradients_that_are_reduced_for_each_batch(light: int) -> None:
     assert not incidents_of(state, "exposed_comm")  # what is left is 5 % of a step
 
 
+def test_an_optimizer_that_calls_its_closure_several_times_needs_each_reduction() -> None:
+    steps = [accumulated(rank, number, 4) for number in range(40) for rank in range(2)]
+    for one in steps:
+        one.spans = [Span("optimizer", 0, 0), *one.spans]
+    state = state_of([hello(0), hello(1), *steps])
+    assert not incidents_of(state, "repeated_reduction")
+    assert incidents_of(state, "exposed_comm")
+
+
 def test_gradients_that_are_reduced_once() -> None:
     assert not incidents_of(accumulating(1), "repeated_reduction")
 

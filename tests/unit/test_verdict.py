@@ -74,6 +74,14 @@ class TestVerdict:
             "imbalance", "earlier: pause of rank 1 at step 10, 6.0 % of all ranks' time",
         )  # fmt: skip
 
+    def test_what_cost_more_and_is_over_is_named_beside_what_lasts(self):
+        state = state_of([hello(0, 1), *(step(0, n) for n in range(20))])
+        lasts = Incident("exposed_comm", "warning", "transfers", share=0.02, gain=0.12, open=True, counts=True)
+        for share, said in ((0.10, True), (0.015, False)):
+            stall = Incident("pause", "warning", "rank 1 paused", (1,), since_step=10, share=share)
+            found = state.verdict(summarise(state.recent()), [lasts, stall])
+            assert (found.kind, "earlier: pause of rank 1" in found.text) == ("exposed_comm", said)
+
     def test_ranks_of_one_host_are_not_all(self):
         """As on a host whose `ddpwatch` shows its own ranks only: what the others do is not known there."""
         quick = {"comm_done": [60 * MS, 82 * MS]}

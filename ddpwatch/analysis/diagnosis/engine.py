@@ -165,7 +165,9 @@ class Diagnosis:
                 late.add_facts(facts)
             self._end({late.streak.rank for _, late in started})
         for watch, late in started:
-            if self._is_news(late):
+            if self._pauses.are_all_of(late.streak):
+                self._groups[watch].dismiss(late.streak)
+            elif self._is_news(late):
                 late.catch_up(self._splits, self._recent)
                 self._late[watch, late.streak.rank] = late
                 self._pauses.absorb(late.streak)

@@ -97,6 +97,11 @@ class Pauses:
         self._found = list(filter(stays, self._found))
         self._fresh = deque(filter(stays, self._fresh), maxlen=KEEP_PAUSES)
 
+    def are_all_of(self, streak: Streak) -> bool:
+        """Returns whether all late steps of a rank but the newest are pauses, and its others on time."""
+        found = {step for pause in self._known() if pause.ranks == (streak.rank,) for step in pause.starts}
+        return not streak.constant and found.issuperset(streak.struck[:-1])
+
     def incidents(self) -> list[Incident]:
         """Returns all that were found."""
         found = self._known()

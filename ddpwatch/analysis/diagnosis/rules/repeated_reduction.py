@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
@@ -27,12 +28,12 @@ class RepeatedReduction:
         """Takes the next step, and per bucket what is exposed on the rank that waits least; None if not measured."""
         split = facts.split
         if least:
-            self._note_turns(least)
+            self._note_turns(least, facts.across)
         judged = facts.across.counted and split.total and self._newest
         self._share.add_split(split, self.repeated_ns(split) if judged else None)
 
-    def _note_turns(self, least: Mapping[BucketKey, int]) -> None:
-        turns = 1 + max((key[2] for key in least if not key[4]), default=0)
+    def _note_turns(self, least: Mapping[BucketKey, int], across: StepAcrossRanks) -> None:
+        turns = 1 if _needs_each(across) else 1 + max((key[2] for key in least if not key[4]), default=0)
         earlier = sum([ns for key, ns in least.items() if not key[4] and key[2] < turns - 1])
         if len(self._newest) == WINDOW:
             _, exposed, before = self._newest[0]
@@ -53,6 +54,12 @@ class RepeatedReduction:
         sentence, evidence = partial(repeated_sentence, turns), Evidence(reductions=turns)
         found = self._share.incidents("repeated_reduction", "exposed_comm", COSTLY_SHARE, sentence)
         return [replace(incident, evidence=incident.evidence | evidence) for incident in found]
+
+
+def _needs_each(across: StepAcrossRanks) -> bool:
+    """Returns whether an optimizer was under way before the last backward: its closure needs reduced gradients."""
+    phases = [span.phase for span in next(iter(across.ranks.values())).spans]
+    return "optimizer" in phases and "backward" in phases[phases.index("optimizer") :]
 
 
 def repeated_sentence(turns: int, share: float, is_open: bool) -> str:

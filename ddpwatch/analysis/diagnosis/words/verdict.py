@@ -78,7 +78,7 @@ def verdict(
     worst = _worst(incidents)
     if worst is not None:
         found = of_incident(worst)
-        if worst.severity == "info":  # what is over may be graver
+        if worst.severity == "info" or any(_cost(one) > _cost(worst) for one in _worth_naming(incidents)):
             found = replace(found, text=found.text + _past(incidents))
     elif ranks and not finished_steps and not summary.count:
         found = _without_steps(ranks, forwards, end)
@@ -168,7 +168,7 @@ def _healthy(
     if ranks < world_size:  # as on a host that shows only its own ranks
         text = f"only {ranks} of {world_size} ranks report here, so late ones do not show; {text}"
         return Verdict("partial", "none", text + _past(incidents))
-    if is_costly(sum(one.share or 0.0 for one in _worth_naming(incidents))):
+    if is_costly(sum(map(_cost, _worth_naming(incidents)))):
         return Verdict("lost", "warn", f"{NONE_OPEN}; {text}{_past(incidents)}")
     return Verdict("hidden", "ok", f"{NOTHING}; {text}{_past(incidents)}")
 
@@ -189,8 +189,8 @@ def _past(incidents: Sequence[Incident]) -> str:
     over = _worth_naming(incidents)
     if not over:
         return ""
-    cost = sum(incident.share or 0.0 for incident in over)
-    costliest = max(over, key=lambda incident: (bool(_blamed(incident)), incident.share or 0.0))
+    cost = sum(map(_cost, over))
+    costliest = max(over, key=lambda incident: (bool(_blamed(incident)), _cost(incident)))
     more = f" and {len(over) - 1} more" if len(over) > 1 else ""
     return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of all ranks' time"
 
@@ -199,7 +199,12 @@ def _worth_naming(incidents: Sequence[Incident]) -> list[Incident]:
     """Returns what is over, and worth a word: of infos, what took 5 % of the run."""
     least = {"info": COSTLY_SHARE}
     over = [incident for incident in incidents if not (incident.open or incident.counts)]
-    return [one for one in over if (one.share or 0.0) >= least.get(one.severity, WORTH_SAYING)]
+    return [one for one in over if _cost(one) >= least.get(one.severity, WORTH_SAYING)]
+
+
+def _cost(incident: Incident) -> float:
+    """Returns an incident's share of the run, as far as that is known."""
+    return incident.share or 0.0
 
 
 def _named(incident: Incident) -> str:
