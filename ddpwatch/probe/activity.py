@@ -70,6 +70,7 @@ class ActivityMonitor:
         self._on_compile_start = partial(guard.run, "compilations", self._compile_start)
         self._on_compile_end = partial(guard.run, "compilations", self._compile_end)
         self._under_way: list[tuple[int, Doing]] = []  # calls on this thread: since when, and what it did before
+        self._ready = False  # what it waits for was there when it began to wait
         self._seen: dict[Callable[..., Any], SeenCalls] = {}
         try:
             self._see_all()
@@ -99,11 +100,13 @@ class ActivityMonitor:
     def _see(self, activity: Activity, name: str, *places: Place, names: Sequence[str] = ()) -> None:
         """Stamps a function that is found in these places. Libraries import it from each other, under several names."""
 
-        def begin(*_: Any) -> None:
+        def begin(*of_call: Any) -> None:
             if threading.get_ident() == self.thread:
                 start = time.monotonic_ns()
                 self._under_way.append((start, self.doing))
                 self.doing = (activity, start)
+                if activity == "data":
+                    self._ready = _has_ready(of_call[0])
 
         def end(*of_call: Any) -> None:
             if threading.get_ident() == self.thread and self._under_way:
@@ -134,6 +137,7 @@ class ActivityMonitor:
             if activity == "data":
                 mark.workers = getattr(of_call[0], "_num_workers", None)
                 mark.persistent = bool(getattr(of_call[0], "_persistent_workers", False))
+                mark.ready = self._ready
             self._post(mark)
 
     def _time_saver(self, module: Any, name: str) -> None:
@@ -158,6 +162,18 @@ class ActivityMonitor:
 
     def _compile_end(self, *_: Any) -> None:
         self._report("compile", "torch.compile", self._compiling_since, NOTHING)
+
+
+def _has_ready(batches: Any) -> bool:
+    """Returns whether a DataLoader's workers have made all that they were asked for. No system call, on Linux."""
+    try:
+        if len(batches._task_info.get(batches._rcvd_idx, ())) > 1:  # it came before others
+            return True
+        made, taken = batches._worker_result_queue, batches._data_queue  # these differ if a thread pins memory
+        count = made.qsize() + (0 if taken is made else len(taken.queue))
+        return bool(0 < batches._tasks_outstanding <= count)
+    except (AttributeError, NotImplementedError):  # no workers, or another torch or system
+        return False
 
 
 def _when_imported(

@@ -320,7 +320,8 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defa
     ``off`` is the feature that went off, `WATCHING` for all of them, in the rank's step ``step``; the reason is in
     ``name``, after a colon.
 
-    ``workers`` is how many the DataLoader has that a rank waits for, and ``persistent`` whether they stay.
+    ``workers`` is how many the DataLoader has that a rank waits for, ``persistent`` whether they stay, and ``ready``
+    whether they had made all that they were asked for when it began to wait.
     """
 
     rank: Rank
@@ -332,6 +333,7 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defa
     step: Count | None = None
     workers: Count | None = None
     persistent: bool = False
+    ready: bool = False
 
 
 PAUSE_PHASES: Final = {  # what a rank pauses for, by a mark's kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import queue
 import sys
 import time
 from itertools import groupby
@@ -20,6 +21,7 @@ from ddpwatch.probe import activity
 from ddpwatch.probe.activity import ActivityMonitor
 from ddpwatch.wire.messages import Mark
 from tests.support.guards import noting
+from tests.support.jobs import wait_for
 from tests.support.probe import NAP_S
 
 
@@ -75,6 +77,28 @@ def test_the_start_of_workers_is_a_wait_for_data() -> None:
     assert [came for *_, came in waits] == [False, True, True, True, False]  # the start, three batches, and the end
     assert len({id(loader) for loader, *_ in waits}) == 1
     assert {(mark.workers, mark.persistent) for mark in marks} == {(1, False)}
+
+
+@pytest.mark.parametrize("pins", [False, True])
+def test_a_batch_that_was_there_already_is_no_wait_for_a_worker(pins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is: in the workers' queue, or in that of the thread that pins memory; or it came before others."""
+    monkeypatch.setattr(activity, "MIN_WAIT_NS", 0)
+    marks: list[Mark] = []
+    monitor = ActivityMonitor(0, marks.append, lambda: None, lambda *_: None, noting([]))
+    batches: Any = iter(DataLoader(Slow(), num_workers=1))
+    next(batches)
+    wait_for(lambda: batches._worker_result_queue.qsize() == batches._tasks_outstanding == 2, "two batches")
+    if pins:
+        batches._data_queue = queue.Queue()
+        for _ in range(2):
+            batches._data_queue.put(batches._worker_result_queue.get())
+    next(batches)
+    number, batch = batches._data_queue.get()
+    batches._task_info[number] += (batch,)
+    batches._tasks_outstanding -= 1
+    next(batches)
+    monitor.close()
+    assert [mark.ready for mark in marks if mark.name == "waiting for data"] == [False, True, True]
 
 
 def monitored(marks: list[Mark]) -> ActivityMonitor:

@@ -102,6 +102,7 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
          "on node-a, besides the ranks, most CPU time goes to make (pid 9) 97 % of a core: stop"),
         (Incident("slow_input", "warning", "", phase="data"), "num_workers"),
         (Incident("slow_input", "warning", "", phase="data", evidence=starved("workers_read")), "on a faster disk"),
+        (Incident("slow_input", "warning", "", phase="data", evidence=starved("workers_ready")), "fewer tensors"),
         (Incident("straggler", "warning", "", (1,), "data", evidence=starved("workers_run")), "let a sample cost less"),
         (Incident("intermittent", "warning", "", (1,), "data", period=8), "persistent_workers=True"),
         (Incident("intermittent", "warning", "", (1,), "forward"), "group samples of similar length"),
@@ -137,6 +138,7 @@ def test_what_a_loader_lacks_is_known_from_its_waits(workers: int, persistent: b
     where = places()
     wait = Mark(rank=0, kind="data", name="", start_ns=0, end_ns=1, workers=workers, persistent=persistent)
     where.add_mark(wait)
+    where.add_mark(Mark(rank=0, kind="data", name="", start_ns=9, end_ns=9, workers=7))  # a validation's, later
     assert next_step(Incident("slow_input", "warning", "", phase="data"), where) == words
     again = next_step(Incident("intermittent", "warning", "", (1,), "data", period=8), where)
     assert (again == words) is (workers == 0 or persistent)  # else, its workers may start again

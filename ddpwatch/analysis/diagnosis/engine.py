@@ -117,6 +117,7 @@ class Diagnosis:
         elif isinstance(message, Mark):
             self._ledger.add_mark(message)
             self.places.add_mark(message)
+            self._devices.add_mark(message)
             self._liveness.note_seen(message.rank, received_ns)
         elif isinstance(message, Device):
             self._devices.add_device(message)

@@ -33,6 +33,8 @@ _REASONS: Final = tuple(name for _, name in THROTTLE_REASONS)
 WORKERS_BUSY: Final = 0.8  # of the time: what limits them is how fast they run
 WORKERS_STARVED: Final = 0.2  # of the time that they wanted to run
 WORKERS_IDLE: Final = 0.5  # of the time: what limits them is what they wait for
+READY: Final = "ready"  # of a wait for data: workers had made it
+MOSTLY: Final = 0.5  # of the waits: workers limit nothing
 
 RANK_FIELDS: Final = (
     "wait", "run", "preempted_s", "swapped_bytes", "workers", "workers_run", "workers_wait", "workers_read_s",
@@ -188,11 +190,21 @@ def _pcie(row: Row) -> str:
     return f"PCIe link: {', '.join(known)}"
 
 
-def workers_limit(row: Row) -> tuple[str, str, float] | None:
+def workers_limit(row: Row, ready: float | None) -> tuple[str, str, float] | None:
     """Returns what limits a DataLoader's workers that somebody waits for: its name, a sentence's fragment, the figure.
 
     Unlike a signal, it is no more than before or with peers: it says why waits for data last, not why they began.
+
+    Args:
+        row: What the workers did.
+        ready: Of the longer waits, the share for what they had made; None without any.
     """
+    if ready is not None and ready > MOSTLY:
+        return (
+            "workers_ready",
+            f"batches were ready in {percent(ready)} of the waits: to receive them takes that long",
+            ready,
+        )
     run, wait = row["workers_run"], row["workers_wait"]
     if run is None or wait is None:
         return None

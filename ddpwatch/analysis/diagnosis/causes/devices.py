@@ -25,6 +25,7 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import (
     HOST_WIDE,
     RANK_FIELDS,
     RANK_SIGNALS,
+    READY,
     STARVED,
     Columns,
     Row,
@@ -41,7 +42,7 @@ from ddpwatch.analysis.placement import Gpu, Host, Placement
 from ddpwatch.common.statistics import mean, p50
 from ddpwatch.common.text import UNKNOWN
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.wire.messages import BusyProcess, Device, RankSample
+from ddpwatch.wire.messages import BusyProcess, Device, Mark, RankSample
 
 LOOK_AGAIN_NS = 1_000_000_000  # for the cause of what lasts
 SAMPLE_NS = 1_000_000_000  # what a sample describes: the time before it
@@ -92,6 +93,7 @@ class DeviceCauses:
     _ranks: _Level = field(default_factory=lambda: _Level(RANK_FIELDS))
     _gpus: _Level = field(default_factory=lambda: _Level(GPU_FIELDS))
     _hosts: _Level = field(default_factory=lambda: _Level(HOST_FIELDS))
+    _waits: _Level = field(default_factory=lambda: _Level((READY,)))  # of ranks, for data that workers make
     _newest: dict[Gpu, Device] = field(default_factory=dict)
     _faulty: dict[Host, str] = field(default_factory=dict)  # its worst interface
     _xid: dict[Host, int] = field(default_factory=dict)  # the newest of its GPUs'
@@ -123,6 +125,11 @@ class DeviceCauses:
         """Takes a sample of a rank's process."""
         self._ranks.add_sample(sample.rank, self._host_of(sample.rank), sample.at_ns, rank_columns(sample))
 
+    def add_mark(self, mark: Mark) -> None:
+        """Takes a wait for a DataLoader's workers."""
+        if mark.workers and mark.end_ns is not None:
+            self._waits.add_sample(mark.rank, self._host_of(mark.rank), mark.end_ns, [float(mark.ready)])
+
     def cause(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
 
@@ -146,12 +153,13 @@ class DeviceCauses:
     def workers(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what limits the DataLoader's workers that a rank, or all (None), waited for in that time."""
         window = _Window(start_ns, end_ns, self._offsets)
-        rows = [self._ranks.now(each, window) for each in (_spread(list(self._ranks.past)) if rank is None else [rank])]
-        known = [row for row in rows if row["workers_run"] is not None]
+        ranks = list(_spread(list(self._ranks.past))) if rank is None else [rank]
+        known = [row for each in ranks if (row := self._ranks.now(each, window))["workers_run"] is not None]
         if not known:
             return None
         row = {name: mean(row[name] for row in known) for name in RANK_FIELDS}
-        if (found := workers_limit(row)) is None:
+        ready = mean(self._waits.now(each, window)[READY] for each in ranks)
+        if (found := workers_limit(row, ready)) is None:
             return None
         name, text, value = found
         figures = DeviceFigures(

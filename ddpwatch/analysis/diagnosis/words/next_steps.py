@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -61,6 +62,7 @@ _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
 }
 _BY_WORKERS: Final = {  # what limits a DataLoader's workers
     "workers_run": "give the DataLoader {more}, or let a sample cost less",
+    "workers_ready": "give each rank a core of its own, and let a batch be fewer tensors",
     "workers_read": "put the data on a faster disk, or into fewer and larger files; or give the DataLoader {more}",
 }
 _BY_PAUSE: Final = {
@@ -88,7 +90,7 @@ class JobPlaces:
         self.explained: Mapping[int, tuple[int, str]] = {}
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
-        self._loader: Mark | None = None
+        self._waits: Counter[tuple[int, bool]] = Counter()  # for each kind of DataLoader (ns): workers, persistent
 
     def read_from(self, source: str) -> None:
         """Takes the recording that all comes from; empty if commands cannot read it. Its ranks cannot be asked."""
@@ -106,23 +108,29 @@ class JobPlaces:
 
     def add_mark(self, mark: Mark) -> None:
         """Takes a wait for a DataLoader."""
-        if mark.workers is not None:
-            self._loader = mark
+        if mark.workers is not None and mark.end_ns is not None:
+            self._waits[mark.workers, mark.persistent] += max(0, mark.end_ns - mark.start_ns)
+
+    @property
+    def _loader(self) -> tuple[int, bool] | None:
+        """The kind of DataLoader that ranks have waited for longest, as a validation has one, too; None if unknown."""
+        return next((kind for kind, _ in self._waits.most_common(1)), None)
 
     @property
     def more_workers(self) -> str:
-        """What to give the newest DataLoader that a rank has waited for, so that it waits less."""
-        if self._loader is None or self._loader.workers is None:
+        """What to give that DataLoader, so that ranks wait less."""
+        if self._loader is None:
             return "more workers (num_workers), with persistent_workers=True"
-        if not self._loader.workers:
+        workers, persistent = self._loader
+        if not workers:
             return "workers: it has none (num_workers=0)"
-        more = f"more than {self._loader.workers} worker{'' if self._loader.workers == 1 else 's'} (num_workers)"
-        return more if self._loader.persistent else f"{more}, with persistent_workers=True"
+        more = f"more than {workers} worker{'' if workers == 1 else 's'} (num_workers)"
+        return more if persistent else f"{more}, with persistent_workers=True"
 
     @property
     def workers_start_again(self) -> bool:
-        """True if the newest DataLoader's workers start again in each epoch, as far as is known."""
-        return self._loader is None or bool(self._loader.workers and not self._loader.persistent)
+        """True if its workers start again in each epoch, as far as is known."""
+        return self._loader is None or (self._loader[0] > 0 and not self._loader[1])
 
     def add_bye(self, bye: Bye) -> None:
         """Takes the end of a rank, or of all."""
