@@ -43,6 +43,12 @@ def test_a_rank_that_ends_by_itself_is_followed_by_the_next_in_its_place(folder:
     runs = sorted(folder.iterdir(), key=lambda run: run.stat().st_mtime)
     found = [json.loads(Recording(run / "rank00000.mcap").attachments()["run.json"]) for run in runs]
     assert [run["previous"] for run in found] == [None, runs[0].name]
+    said = report(runs[1])
+    assert (said["run"]["previous"], said["ranks"][0]["steps"]) == (runs[0].name, 4)
+    goodput = said["goodput"]
+    assert (goodput["runs"], goodput["missing"]) == ([run.name for run in runs], None)
+    assert goodput["seconds"]["between_runs"] > 0
+    assert goodput["rank_seconds"] == pytest.approx(sum(goodput["seconds"].values()))
 
 
 def test_jobs_that_record_to_one_directory(folder: Path, tmp_path: Path) -> None:
