@@ -7,7 +7,6 @@ import torch
 
 from ddpwatch.probe.watch import watch_recorder
 
-
 STEPS = 4
 
 
