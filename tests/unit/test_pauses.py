@@ -332,6 +332,27 @@ class TestRhythms:
             assert (found.ranks, found.severity, found.period, found.open) == ((0,), "info", 40, True)
             assert found.counts == counts
 
+    def test_what_all_do_and_by_how_much_one_takes_longer_are_two(self):
+        """A validation of 400 ms of which one rank's took 900 was one of all, and nobody was waited for."""
+        messages, now = [hello(0), hello(1)], 0
+        for number in range(170):
+            validates, start = number % 40 == 0 and number > 0, START_NS + now * MS
+            for rank, ms in enumerate((900, 400)):
+                if validates:
+                    about = {"name": "validation", "start_ns": start, "end_ns": start + ms * MS}
+                    messages.append(Mark(rank=rank, kind="validation", **about))
+                after = ms if validates else 0
+                wait = 500 * rank if validates else 0
+                messages.append(
+                    step(rank, number, wait_ms=wait, start_ns=start + after * MS, duration_ns=(100 + wait) * MS)
+                )
+            now += 1000 if validates else 100
+        found = {one.ranks: one for one in state_of(messages).diagnosis.incidents() if one.phase == "validation"}
+        assert found.keys() == {(), (0,)}
+        assert found[()].message == "every rank paused (validation) every 40 steps, for up to 400 ms"
+        assert found[0,].message == "rank 0 paused (validation) every 40 steps, for up to 500 ms longer than others"
+        assert (found[()].cost_ns, found[0,].cost_ns) == (4 * 800 * MS, pytest.approx(4 * 500 * MS, rel=0.05))
+
     def test_what_all_ranks_do_again_and_again_is_no_warning(self):
         """Each iteration of a PPO starts with a phase of its own."""
         messages, now = [hello(0), hello(1)], 0

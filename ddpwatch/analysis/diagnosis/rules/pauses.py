@@ -37,7 +37,8 @@ KEEP_PAUSES = 256  # the costliest
 SAMPLED_NS = 2_000_000_000  # after a stall, for the samples that describe it
 TOGETHER = 2  # steps, after a stall: one that comes so soon is part of it
 DENIED_SHARE = 0.5  # of a stall, in which the machine did not let the job run: then it is the machine's
-AS_LONG = 0.5  # of the longest rank's pause, at least: then all pause together; else they wait for that one
+LONGER = 1.5  # times what all ranks pause, at least: then they wait for that one
+SHORT = 0.25  # of the longest rank's pause: less is no pause of all
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
 _NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
 
@@ -128,18 +129,28 @@ class Pauses:
         step, split = facts.across.step, facts.split
         for phase in PAUSE_PHASES.values():
             paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
-            if len(paused) > 1 and len(paused) == len(facts.across):
-                most = max(paused.values())
-                longest = {rank: ns for rank, ns in paused.items() if ns >= AS_LONG * most}
-                if len(longest) == len(paused):
-                    self._recurring((), phase, facts, most).add_step(step, most, sum(paused.values()))
-                    continue
-                paused = longest  # as of a checkpoint to which the others only add their random states
+            paused, common_ns = self._apart(paused, phase, facts)
             for rank, ns in paused.items():
                 others = len(facts.across) - 1
                 due = min(ns, split.held_up.get(rank, 0)) if facts.across.counted else ns
                 cost = min(split.waits.get(rank, 0), others * due)
-                self._recurring((rank,), phase, facts, ns).add_mark(step, ns, cost, seen=facts.across.counted)
+                pause = self._recurring((rank,), phase, facts, ns)
+                pause.common_ns = max(pause.common_ns, common_ns)
+                pause.add_mark(step, ns, cost, seen=facts.across.counted)
+
+    def _apart(self, paused: dict[int, int], phase: str, facts: StepFacts) -> tuple[dict[int, int], int]:
+        """Adds what all ranks pause alike; returns what single ones pause besides, and how long all do (ns)."""
+        if len(paused) < 2 or len(paused) < len(facts.across):
+            return paused, 0
+        most, common = max(paused.values()), sorted(paused.values())[(len(paused) - 1) // 2]
+        longer = {rank: ns for rank, ns in paused.items() if ns >= LONGER * common}
+        if not longer:
+            common = most
+        elif common < SHORT * most:  # as of a checkpoint to which the others only add their random states
+            return longer, 0
+        cost = sum(min(ns, common) for ns in paused.values())
+        self._recurring((), phase, facts, common).add_step(facts.across.step, common, cost)
+        return {rank: ns - common for rank, ns in longer.items()}, common
 
     def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
         """Adds what no mark explains of a single step that took far longer than others."""
@@ -318,7 +329,7 @@ def _incident(pause: Pause) -> Incident:
 
 def _sentence(pause: Pause) -> str:
     """Returns a pause of one rank or of all."""
-    phase, longest = pause.phase, in_ms(pause.longest_ns)
+    phase, longest = pause.phase, in_ms(pause.longest_ns) + (" longer than others" if pause.common_ns else "")
     who = ranks_named(pause.ranks) if pause.ranks else "every rank"
     at = f": {pause.site}" if pause.site else ""
     what = _NOUNS.get(phase, phase)
@@ -327,7 +338,7 @@ def _sentence(pause: Pause) -> str:
         return f"{who} paused for {longest}{why} at step {pause.since}{at}"
     if pause.period is None:
         return f"{who} paused {pause.times if pause.times > 1 else pause.count} times{why}, for up to {longest}{at}"
-    alone = " alone" if pause.ranks and phase != "gc" else ""
+    alone = " alone" if pause.ranks and phase != "gc" and not pause.common_ns else ""
     return f"{who}{alone} paused{why} every {pause.period} steps, for up to {longest}{at}"
 
 

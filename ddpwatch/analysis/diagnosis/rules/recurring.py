@@ -34,6 +34,7 @@ class Pause:
         seen_ns, unseen_ns: How long a rank's marks lasted in watched steps, and in others.
         unseen_cost_ns: What others waited at most in those.
         span_ns: From start to end of the step of a stall; of one that recurs, from its first to its newest step.
+        common_ns: How long all ranks pause, if this is by how much longer one does.
         unusual: Whether it is beyond the tail of the job's other steps.
         denied: Whether the machine did not let the job run for most of it.
         incident: Once somebody asked, until it strikes again.
@@ -56,6 +57,7 @@ class Pause:
     unseen_cost_ns: int = 0
     span_ns: tuple[int, int] = (0, 0)
     device: DeviceCause | Denied | None = None
+    common_ns: int = 0
     unusual: bool = True
     denied: bool = False
     incident: Incident | None = None
