@@ -17,6 +17,10 @@ MOST_NAMED = 2  # lines, where the second differs by half as much at least
 MORE_STEPS = 100  # to sample after too few, at least
 STACKS = "sample stacks, which say where: `ddpwatch explain --rank {}`"
 _LARGER = "a larger batch, or longer sequences?"
+_PROFILE = "profile it, which says whether it runs other operators: `ddpwatch explain --rank {} --how profiler`"
+_PARAMETERS = "look for parameters that need gradients on one of them alone"
+_ENGINE = "_engine_run_backward"  # in which a backward's operators are, as stacks show it
+_GRADIENT = "AccumulateGrad"  # called for each parameter that needs one
 _ON_DATA = "look at what its forward does that depends on the data: routing, masks, lengths"
 _BATCHES = "compare the ranks' batch sizes and lengths of samples"
 _NO_CORE = "on its host, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: stop what is not the job's"
@@ -68,15 +72,18 @@ def sentences(
         (said, following), larger = _alike(own, grown, inputs), ""
     elif longer:
         said, following = _spends(own, longer, inputs)
-    elif (other := next(filter(_calls_more, lines), None)) is not None:
+        following = (
+            _PARAMETERS if any(line.function == _GRADIENT and _calls_more(line) for line in lines) else following
+        )
+    elif (other := _other_operator(lines, ranks[1].step_ms)) is not None:
         said = f"rank {own.rank} runs other operators than rank {own.peer}, at no cost beyond noise: {_calls(other)}"
-        following = f"look at what calls {other.place} on one of them"
+        following = _PARAMETERS if other.function == _GRADIENT else f"look at what calls {other.place} on one of them"
     elif denied:
         said = f"rank {own.rank} does what rank {own.peer} does"
     else:
         said = f"no difference beyond noise between rank {own.rank} and rank {own.peer}"
         following = _BATCHES if larger else again
-    if denied and (grown is not None or not longer) and (inputs is None or following != _BATCHES):
+    if denied and (following in (again, _SLOW_MACHINE) or said.endswith(_LARGER)):
         following = _NO_CORE
     return "; ".join(filter(None, (said, larger, denied))), following
 
@@ -104,6 +111,8 @@ def _spends(own: StackSamples, longer: Sequence[LineDifference], inputs: float |
     following = f"look at what {do} on rank {own.rank}, and not on rank {own.peer}"
     if longer[0].function == OUTSIDE:
         following = STACKS.format(own.rank)
+    elif longer[0].inner.endswith(f" in {_ENGINE}"):
+        following = _PROFILE.format(own.rank)
     most = (inputs or 1) ** 2 - 1
     if all((line.difference_ms or 0.0) <= most * (line.peer_ms or 0.0) + (line.reach_ms or 0.0) for line in main):
         following = _BATCHES
@@ -133,7 +142,7 @@ def _grown(lines: Sequence[LineDifference], phases: Sequence[LineDifference]) ->
     """Returns which phases take longer than the peer's, if all their lines do; None if not."""
     longer = [part for part in phases if _is_longer(part)]
     here, there = sum(part.ms for part in longer), sum(part.peer_ms or 0.0 for part in longer)
-    if there <= 0 or len(longer) < 2 or any(map(_calls_more, lines)):
+    if there <= 0 or len(longer) < 2 or _other_operator(lines, there) is not None:
         return None
     names, more, same = [part.phase for part in longer], here / there - 1, []
     for part in (*phases, *(line for line in lines if line.phase in names)):
@@ -156,6 +165,14 @@ def _calls_more(line: LineDifference) -> bool:
     return abs(line.calls - line.peer_calls) >= 1
 
 
+def _other_operator(lines: Sequence[LineDifference], step_ms: float | None) -> LineDifference | None:
+    """Returns one that a rank calls more or less often, that of gradients first, if any is worth a word."""
+    others = [line for line in lines if _calls_more(line)]
+    if all(max(line.ms, line.peer_ms or 0.0) < WORTH * (step_ms or 0.0) for line in others):
+        return None
+    return next((line for line in others if line.function == _GRADIENT), others[0])
+
+
 def _calls(line: LineDifference) -> str:
     said = ", ".join(filter(None, (line.place, where(line))))
     return f"{said}: {number(line.calls, 0)} calls a step, its peer {number(line.peer_calls, 0)}"
@@ -167,9 +184,12 @@ def _most(lines: Sequence[LineDifference]) -> str:
 
 
 def _more(line: LineDifference, unit: str = "ms more a step") -> str:
-    said = ", ".join(filter(None, (f"{number(line.difference_ms)} {unit} in {line.place}", where(line))))
     if _calls_more(line):
         return f"{number(line.difference_ms)} {unit} in {_calls(line)}"
+    place = line.place if line.function == OUTSIDE else f"in {line.place}"
+    said = ", ".join(filter(None, (f"{number(line.difference_ms)} {unit} {place}", where(line))))
+    if line.inner.endswith(f" in {_ENGINE}"):
+        return f"{said}: in torch's operators"
     return f"{said}: in Python, or waiting" if line.function == OUTSIDE else said
 
 

@@ -32,6 +32,7 @@ from ddpwatch.probe.calls import SeenCalls
 from ddpwatch.probe.guard import CLOSING, Guard
 from ddpwatch.probe.operator_times import OperatorTimes, phases_of
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.thread_counters import ThreadCounters, thread_counters
 from ddpwatch.sampling.levels import ORDINARY
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire.messages import PROFILES, Feature, StackSamples, Step
@@ -71,6 +72,7 @@ class Profile:
         starts: The steps' slots, with when each started (ns); the last one only ends the one before.
         begin: When it began (ns).
         end: When it had ended (ns).
+        counted: What the operating system counted of the thread in between.
         done: Set once nothing more will come.
     """
 
@@ -78,6 +80,7 @@ class Profile:
         self.obstacle = ""
         self.starts: list[tuple[int, int]] = []
         self.begin = self.end = 0
+        self.counted = self._counters = ThreadCounters()
         self.done = threading.Event()
         self._slots, self._usual_ns, self._guard = slots, usual_ns, guard
         self._next, self._steps = slots.start, 1  # the slot from which on so many are recorded
@@ -139,7 +142,8 @@ class Profile:
 
     def _start(self, slot: int, steps: int) -> None:
         begin, self._until = time.monotonic_ns(), slot + steps
-        self.begin = self.begin or begin
+        if not self.begin:
+            self.begin, self._counters = begin, thread_counters(threading.get_native_id())
         from torch._C._profiler import RecordScope
 
         device = "cuda" if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
@@ -159,7 +163,8 @@ class Profile:
             if _in_backward():
                 return False
             self._results, self._is_on = profiler._disable_profiler(), False
-            self.end = time.monotonic_ns()
+            self.end, counters = time.monotonic_ns(), thread_counters(threading.get_native_id())
+            self.counted = counters.since(self._counters)
         return True
 
     def end_here(self) -> None:
@@ -339,6 +344,7 @@ class Profiling:
             sample_slot=[slot for slot, _, _ in cells],
             sample_line=[at for _, at, _ in cells],
             sample_ns=[ns for _, _, ns in cells],
+            **profile.counted._asdict(),
             profiler=True,
             calls=[calls for _, calls, _ in lines],
             obstacle=profile.obstacle,

@@ -25,7 +25,7 @@ from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.identity import as_text
 from ddpwatch.probe.profiling import Profiling
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.run.regular import read_counters
+from ddpwatch.probe.thread_counters import thread_counters
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, SampledLine, StackSamples
 
@@ -58,7 +58,7 @@ class StackSampling:
         self._guard = guard
         self.profiling = Profiling(rank, recorder, guard)
         self._thread = threading.get_ident()
-        self._counters = f"/proc/self/task/{threading.get_native_id()}"
+        self._native_id = threading.get_native_id()
         self._taken = 0
         self._stopping = threading.Event()
 
@@ -95,7 +95,7 @@ class StackSampling:
         recorder, pause = self._recorder, Random()
         while recorder.slot < slots.start and time.monotonic() < until_s and not stopping.is_set():
             time.sleep(PERIOD_S)
-        samples, before = SampleCounts(time.monotonic_ns()), _counters(self._counters)
+        samples, before = SampleCounts(time.monotonic_ns()), thread_counters(self._native_id)
         while time.monotonic() < until_s:
             time.sleep(PERIOD_S * (0.5 + pause.random()))  # which takes half of the CPU time of an event's wait
             if recorder.slot >= slots.stop or stopping.is_set():
@@ -104,10 +104,6 @@ class StackSampling:
                 if (stack := _stack(self._thread)) is not None:
                     samples.add_stack(stack, recorder.phase, recorder.slot)
                     del stack
-        run_ns, wait_ns, preempted, major_faults = (
-            None if now is None or then is None else max(now - then, 0)
-            for now, then in zip(_counters(self._counters), before, strict=True)
-        )
         return StackSamples(
             rank=self._rank,
             order=order.number,
@@ -123,10 +119,7 @@ class StackSampling:
             sample_slot=samples.columns[0],
             sample_line=samples.columns[1],
             sample_ns=samples.columns[2],
-            run_ns=run_ns,
-            wait_ns=wait_ns,
-            preempted=preempted,
-            major_faults=major_faults,
+            **thread_counters(self._native_id).since(before)._asdict(),
         )
 
 
@@ -297,17 +290,3 @@ def module_names(model: Any) -> dict[int, str]:
                 inner = name if wraps or key == "_orig_mod" else f"{name}.{key}" if name else str(key)
                 left.append((inner, child))
     return found
-
-
-def _counters(folder: str) -> tuple[int | None, int | None, int | None, int | None]:
-    """Returns what Linux counts of a thread.
-
-    How long it has run and waited for a core (ns), how often it was preempted, and its pages that came from a disk;
-    None for what it does not say.
-    """
-    times = read_counters(f"{folder}/schedstat").split()
-    preempted = read_counters(f"{folder}/status").rpartition(b"nonvoluntary_ctxt_switches:")[2].split()
-    stat = read_counters(f"{folder}/stat").rpartition(b")")[2].split()
-    known = [*(times[:2] if len(times) > 2 else (b"", b"")), *(preempted[:1] or [b""]), *(stat[9:10] or [b""])]
-    run_ns, wait_ns, switches, faults = (int(text) if text.isdigit() else None for text in known)
-    return run_ns, wait_ns, switches, faults

@@ -64,7 +64,9 @@ def test_twice_the_work_is_not_one_line_s(forward: float, says: str) -> None:
     found = explain([rank(3, 100.0, 30.0 * forward, 2.0 * forward, 0.3), rank(0, 50.0, 30.0, 2.0, 0.3)])
     assert found is not None
     assert found.text.startswith(f"rank 3 {says}")
-    assert found.next_step.startswith("its code is not why" if "times" in says else "look at what")
+    assert found.next_step.startswith("its code is not why" if "times" in says else "profile it, ")
+    if says == "spends":
+        assert found.text.endswith(" ms more a step in main() (main.py:20), in the backward: in torch's operators")
 
 
 @pytest.mark.parametrize(("slow", "module"), [(range(32), "blocks"), ([7], "blocks.7")])
@@ -412,11 +414,54 @@ def test_other_operators_are_certain_even_where_their_time_is_not() -> None:
     )
 
 
+def test_parameters_that_need_gradients_on_one_rank_alone_are_what_to_look_for() -> None:
+    """Of all that their backward calls, this alone says so."""
+    costs = {"aten::addmm": (4, STEADY), "aten::mm": (39, [10.0, 90.0] * 4 + [50.0]), "AccumulateGrad": (80, [0.1] * 9)}
+    usual = {**costs, "aten::mm": (23, [90.0, 10.0] * 4 + [50.0]), "AccumulateGrad": (48, [0.1] * 9)}
+    found = explain([profile_of(3, costs), profile_of(0, usual)])
+    assert found is not None
+    assert found.text.endswith(" noise: AccumulateGrad, in the forward: 80 calls a step, its peer 48")
+    assert found.next_step == "look for parameters that need gradients on one of them alone"
+    dear = explain(
+        [profile_of(3, {**costs, "aten::mm": (39, [30.0] * 9)}), profile_of(0, {**usual, "aten::mm": (23, STEADY)})]
+    )
+    assert dear is not None
+    assert dear.text.startswith("rank 3 spends 20.0 ms more a step in aten::mm, in the forward: 39 calls a step")
+    assert dear.next_step == found.next_step
+
+
+def test_an_operator_that_costs_nothing_is_no_reason() -> None:
+    """Such as that which makes a rank's inputs larger."""
+
+    def rank(number: int, times: float, elements: int) -> StackSamples:
+        rows = {name: (4, [times * ms for ms in STEADY]) for name in ("aten::addmm", "aten::gelu", "aten::bmm")}
+        samples = profile_of(
+            number, {**rows, "aten::cat": (number, [0.1] * 9)}, input_elements=[elements] * len(STEADY)
+        )
+        samples.lines[1].phase = "backward"
+        return samples
+
+    found = explain([rank(3, 1.4, 1000), rank(0, 1.0, 500)])
+    assert found is not None
+    assert found.text == "rank 3 runs the same operators as rank 0, 1.4 times as long: on inputs 2 times as large"
+
+
+def test_a_profiled_rank_that_had_no_core_is_said_so_too() -> None:
+    rows = {"aten::addmm": (4, STEADY)}
+    pair = [profile_of(3, rows, wait_ns=60 * MS, run_ns=MS), profile_of(0, rows, wait_ns=0, run_ns=MS)]
+    for each in pair:
+        each.end_ns = 100 * MS
+    found = explain(pair)
+    assert found is not None
+    assert found.text.endswith("; it waited for a core for 60 % of the time, rank 0 for 0 %")
+    assert "shows who has the cores" in found.next_step
+
+
 def test_what_python_does_between_operators_is_for_stacks_to_say() -> None:
     here = {"aten::addmm": (4, STEADY), OUTSIDE: (0, [4 * ms for ms in STEADY])}
     found = explain([profile_of(3, here), profile_of(0, {"aten::addmm": (4, STEADY), OUTSIDE: (0, STEADY)})])
     assert found is not None
-    assert found.text.endswith(" in outside of operators, in the forward: in Python, or waiting")
+    assert found.text.endswith(" ms more a step outside of operators, in the forward: in Python, or waiting")
     assert found.next_step == "sample stacks, which say where: `ddpwatch explain --rank 3`"
 
 

@@ -156,6 +156,7 @@ def test_who_follows_the_order_ends_it_if_no_step_starts_any_more(job: Guard, mo
     samples = decode(encode(found[0]))
     assert isinstance(samples, StackSamples)
     assert (samples.slots, samples.obstacle) == ([5], "")
+    assert None not in (samples.run_ns, samples.wait_ns, samples.preempted, samples.major_faults)
     calls = {line.function: calls for line, calls in zip(samples.lines, samples.calls, strict=True)}
     assert calls == {"aten::mm": 1, "aten::resolve_conj": 3, OUTSIDE: 0}
     assert [event.name for event in unpack(samples.trace)[1]].count("aten::mm") == 1  # of the whole step
