@@ -100,13 +100,24 @@ class Groups:
     def parallelism(self) -> str:
         """Says how the job is parallel: "dp 2 × tp 2", as far as its groups say so; empty where they say nothing."""
         roles = {role for group in self._known.values() if (role := self.role(group.id)).size > 1}
-        named = sorted((role for role in roles if role.name not in _PLAIN), key=outermost)
+        named: list[Role] = []
+        for role in sorted((role for role in roles if role.name not in _PLAIN), key=outermost):
+            if role.name in _OUTERMOST or not self._is_made_of(role, named):
+                named.append(role)
         if not named:
-            several = [group for group in self._known.values() if len(group.ranks) > 1]
+            several = {tuple(group.ranks) for group in self._known.values() if len(group.ranks) > 1}
             return f"{len(several)} groups" if len(several) > 1 else ""
         if len(named) == 1 and named[0].size == self.world_size and named[0].name in _SHORT.values():
             return ""  # plain DDP or FSDP2
         return (" × " if prod(role.size for role in named) == self.world_size else ", ").join(map(str, named))
+
+    def _is_made_of(self, role: Role, others: Iterable[Role]) -> bool:
+        """Returns whether others say all that a role does: a mesh has "dp_cp" beside its dimensions "dp" and "cp"."""
+        by_role: dict[Role, list[frozenset[int]]] = {}
+        for group in self._known.values():
+            by_role.setdefault(self.role(group.id), []).append(frozenset(group.ranks))
+        whole = by_role[role][0]
+        return prod(other.size for other in others if any(part <= whole for part in by_role[other])) == len(whole)
 
     def replicas(self, ranks: Iterable[int]) -> dict[int, int]:
         """Returns the lowest rank of each rank's replica of the model, which tensor and pipeline parallelism split."""

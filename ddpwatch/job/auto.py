@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ddpwatch.probe.calls import SeenCalls
+from ddpwatch.probe.calls import SeenCalls, innermost
 
 _log = logging.getLogger("ddpwatch")
 _first_forwards: weakref.WeakSet[Any] = weakref.WeakSet()  # FSDP2's states that have had theirs
@@ -66,7 +66,7 @@ def _blind(error: Exception) -> None:
 
 
 def install_groups(c10d: Any) -> None:
-    """Says that this process has joined a process group.
+    """Says that this process has joined a process group, and notes who makes others: their names say what they are for.
 
     Args:
         c10d: The module ``torch.distributed.distributed_c10d``, just imported.
@@ -76,7 +76,13 @@ def install_groups(c10d: Any) -> None:
         with contextlib.suppress(AttributeError):  # None, or a placeholder in processes outside the group
             tell("group", f"{group.rank()} {group.size()}")
 
+    def made(group: Any) -> None:
+        from ddpwatch.probe.group_names import note_maker
+
+        note_maker(group)
+
     SeenCalls([(c10d, "_update_default_pg")], end=end, names=["pg"], on_error=_blind)
+    SeenCalls([], end=made, on_error=_blind, code=getattr(innermost(c10d._new_group_with_tag), "__code__", None))
 
 
 def install_loops(optimizers: ModuleType) -> None:

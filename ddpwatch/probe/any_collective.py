@@ -30,13 +30,14 @@ from torch.distributed import _functional_collectives, distributed_c10d
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
 from ddpwatch.probe.collectives import GroupHooks, nbytes_of
 from ddpwatch.probe.event_log import EventLog
+from ddpwatch.probe.group_names import MAKER, has_maker, note_maker
 from ddpwatch.probe.groups import describe
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.known_group import GroupHook, KnownGroup, others_rest, role_of
+from ddpwatch.probe.known_group import OWN, GroupHook, KnownGroup, others_rest, role_of
 from ddpwatch.probe.places import Places
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.work_waits import WorkWaits
-from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, CollectiveOp, Feature
+from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, CollectiveOp, Feature, Group
 
 # Operations by the function that issues them, each with the parameter that holds all that is gathered, scattered or
 # reduced. Others call these.
@@ -82,7 +83,8 @@ HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
     "SEND": ("send", "input_tensors"),
     "RECV": ("recv", "output_tensors"),
 }
-MAKERS: Final = ("_new_group_with_tag", "split_group")  # functions that make a group, and have said who is in it
+MAKERS: Final = (MAKER, "split_group")  # functions that make a group, and have said who is in it
+LOOKS: Final = 8  # for the name of a group that its maker has not kept yet
 MOST_GROUPS: Final = 256  # that are known; what later ones do is not seen
 MOST_UNWAITED: Final = 64  # results of functional collectives, per thread
 MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ever ends the step
@@ -139,6 +141,7 @@ class AnyCollective:
         self._here = _OfThread()
         self._waits = WorkWaits(charge, partial(context.guard.failed, feature=self.feature))
         self._groups: weakref.WeakKeyDictionary[Any, KnownGroup] = weakref.WeakKeyDictionary()
+        self._unnamed: weakref.WeakKeyDictionary[Any, tuple[Group, int]] = weakref.WeakKeyDictionary()
         self._known: list[KnownGroup] = []  # the same, for other threads; replaced, never changed
         self._met = 0
         self._meeting = threading.Lock()  # nobody ever waits for it
@@ -216,6 +219,8 @@ class AnyCollective:
             for group in list(distributed_c10d._world.pg_map):
                 if group not in self._groups and self._met < MOST_GROUPS and group in named:  # else it is being made
                     self._context.guard.run("process groups", self._meet, group)
+            for group in list(self._unnamed):
+                self._context.guard.run("process groups", self._look_again, group)
         finally:
             self._meeting.release()
 
@@ -225,6 +230,8 @@ class AnyCollective:
         if found.id not in self._context.published:  # DDP and FSDP2 know what theirs are for
             found.kind = role_of(group)
             self._context.publish(found)
+            if found.kind == OWN and has_maker(group):
+                self._unnamed[group] = (found, LOOKS)
         known = self._groups[group] = KnownGroup(group, found.id, found.backend == "gloo")
         self._known = [*(one for one in self._known if not one.has_gone), known]
         if self._by_hooks:
@@ -234,7 +241,17 @@ class AnyCollective:
             ]
             self._put_hooks()
 
-    def _made(self, *_: Any) -> None:
+    def _look_again(self, group: Any) -> None:
+        """Publishes what a group is for, once its maker has kept it under a name."""
+        found, looks = self._unnamed.pop(group)
+        found.kind = role_of(group)
+        if found.kind != OWN:
+            self._context.publish(found)
+        elif looks:
+            self._unnamed[group] = (found, looks - 1)
+
+    def _made(self, group: Any) -> None:
+        note_maker(group)
         self.meet_groups()
 
     def issued_in(self, still: bool) -> list[tuple[int, int]]:

@@ -18,7 +18,9 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ddpwatch.probe.collectives import in_groups, issued_by
+from ddpwatch.probe.group_names import role_by_name
 
+OWN: Final = "own"  # the role of a group that nothing says any other of
 _STDLIB: Final = threading.__file__.rpartition("/")[0] + "/"
 _WAITING: Final = {"wait", "join", "_wait_for_tstate_lock", "select", "_worker"}  # functions of the standard library's
 _THREADING: Final = threading.__file__
@@ -115,11 +117,11 @@ class GroupHook:
 
 
 def role_of(group: Any) -> str:
-    """Returns what a group is for: the dimension of a mesh, or what the job has described it as."""
+    """Returns what a group is for: the dimension of a mesh, what the job has described it as, or what it calls it."""
     if group is dist.group.WORLD:
         return "all ranks"
     described = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
-    return described if described not in ("", "undefined") else "own"
+    return described if described not in ("", "undefined") else role_by_name(group) or OWN
 
 
 def others_rest() -> bool:

@@ -55,13 +55,13 @@ class Places:
         """Returns the id of the frame of the innermost function that issues here; 0 without one."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and id(frame.f_code) not in self._issuing:
-            frame = frame.f_back if _passes_on(frame) else None
+            frame = frame.f_back if passes_on(frame) else None
         return 0 if frame is None else id(frame)
 
     def frame_under_way(self) -> FrameType | None:
         """Returns the frame of the place that issues here."""
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _passes_on(frame):
+        while frame is not None and passes_on(frame):
             frame = frame.f_back
         return frame
 
@@ -74,7 +74,7 @@ class Places:
         """
         call, calls = 0, 0
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _passes_on(frame):
+        while frame is not None and passes_on(frame):
             if id(frame.f_code) in self._issuing:
                 call, calls = id(frame), calls + 1
             frame = frame.f_back
@@ -103,7 +103,7 @@ class Places:
         self._context.publish(layout)
 
 
-def _passes_on(frame: FrameType) -> bool:
+def passes_on(frame: FrameType) -> bool:
     """Returns whether a place only passes on what another one issues: plumbing, or what a decorator puts around it."""
     code = frame.f_code
     if code.co_flags & _DECORATED == _DECORATED and not code.co_argcount:  # def wrapper(*args, **kwargs) in a function

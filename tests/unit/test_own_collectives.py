@@ -125,8 +125,10 @@ def groups_of(world: int, *groups: tuple[str, list[int]]) -> Groups:
         ([("all ranks", [0, 1, 2, 3])], ""),
         ([("sharding", [0, 1]), ("sharding", [2, 3]), ("replication", [0, 2])], "replicate 2 × shard 2"),
         ([("all ranks", [0, 1, 2, 3]), ("own", [0, 1]), ("own", [2, 3])], "3 groups"),
+        ([("all ranks", [0, 1, 2, 3]), ("world", [0, 1, 2, 3]), ("own", [0, 1, 2, 3])], ""),
         ([("all ranks", [0, 1, 2, 3]), ("tp", [0, 1])], "tp 2"),
         ([("data parallel", [0, 1]), ("tp", [0, 1])], "dp 2, tp 2"),  # these do not make 8 ranks
+        ([("pp", [0, 1]), ("dp", [0, 2]), ("dp_pp", [0, 1, 2, 3]), ("model", [0, 1])], "pp 2 × dp 2"),
     ],
 )
 def test_parallelism_is_what_groups_say(groups: list[tuple[str, list[int]]], expected: str) -> None:

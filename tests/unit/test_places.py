@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.probe.places import _name_of, _passes_on
+from ddpwatch.probe.places import _name_of, passes_on
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -34,7 +34,7 @@ def test_a_method_is_named_with_its_class() -> None:
     assert _name_of(space["make"]()().at) == "torchrec Splits.__init__"
 
 
-def test_what_a_decorator_puts_around_a_function_passes_on() -> None:
+def test_what_a_decorator_puts_around_a_functionpasses_on() -> None:
     """Whoever's it is, as of a deprecated function; a function that takes all arguments itself is a place."""
     at: list[FrameType] = []
 
@@ -47,8 +47,8 @@ def test_what_a_decorator_puts_around_a_function_passes_on() -> None:
         return wrapper
 
     traced(lambda: at.append(sys._getframe()))()
-    assert [_passes_on(frame) for frame in at] == [True, False]
-    assert not _passes_on(_takes_all(1, key=2))
+    assert [passes_on(frame) for frame in at] == [True, False]
+    assert not passes_on(_takes_all(1, key=2))
 
 
 def _takes_all(*_: Any, **__: Any) -> FrameType:

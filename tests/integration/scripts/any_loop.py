@@ -244,24 +244,26 @@ def own_dp_and_tp() -> None:
 class Experts(nn.Module):
     """Tokens go to the rank of their expert, and back; experts are trained by their rank alone."""
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, own_group: bool = False) -> None:
         super().__init__()
-        self.before, self.expert, self.after, self.group = layers(1), layers(1), layers(1), group or dist.group.WORLD
+        self.before, self.expert, self.after = layers(1), layers(1), layers(1)
+        group = dist.new_group() if own_group else dist.group.WORLD
+        self.expert_parallel_group = group
 
     def forward(self, rows: Tensor) -> Tensor:
         from torch.distributed.nn.functional import all_to_all_single
 
         hidden = self.before(rows)
-        sent = all_to_all_single(torch.empty_like(hidden), hidden, group=self.group)
+        sent = all_to_all_single(torch.empty_like(hidden), hidden, group=self.expert_parallel_group)
         worked = self.expert(sent)
         be_slow()
-        return self.after(all_to_all_single(torch.empty_like(worked), worked, group=self.group))
+        return self.after(all_to_all_single(torch.empty_like(worked), worked, group=self.expert_parallel_group))
 
 
 @job
 def own_mixture_of_experts() -> None:
     """Without a wrapper; what all ranks share is averaged by hand."""
-    model = Experts(dist.new_group(group_desc="ep"))
+    model = Experts(own_group=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for step in range(STEPS):
         loss = model(batch(step)).square().mean()

@@ -1,0 +1,98 @@
+"""Finds what a job calls a process group: the attribute or global in which whoever has made it keeps it.
+
+Meshes name their groups. Of others, torch only knows a number, though the job keeps each as its ``tp_group`` or
+``_DATA_PARALLEL_GROUP``: in the object whose method has made it, in the module whose function has, or in a list or dict
+there. Nobody is asked, and nothing is kept alive: to look takes a pass through the names of these two, once a group.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from ddpwatch.probe.calls import argument
+from ddpwatch.probe.places import passes_on
+
+MAKER: Final = "_new_group_with_tag"  # torch's function that makes a group, and has said who is in it
+MOST_HELD: Final = 1024  # groups in a list or dict that is looked into
+MOST_CHARACTERS: Final = 24
+# What words in a name say a group is for; all others say it themselves, but for those that every group's name may have
+_ROLES: Final = {
+    "tensor": "tp", "tp": "tp", "slice": "tp", "pipeline": "pp", "pipe": "pp", "pp": "pp", "data": "dp", "dp": "dp",
+    "expert": "ep", "ep": "ep", "context": "cp", "cp": "cp", "sequence": "sp", "sp": "sp",
+}  # fmt: skip
+_FILLERS: Final = {
+    "group", "groups", "pg", "pgs", "process", "processgroup", "proc", "parallel", "comm", "communicator", "ds", "mpu",
+    "my", "cur", "current", "the", "gloo", "nccl",
+}  # fmt: skip
+
+
+class _Maker(NamedTuple):
+    """Who has made a group: an object, if that was a method of it, and a module's name."""
+
+    owner: weakref.ref[Any] | None
+    module: str
+
+
+_makers: weakref.WeakKeyDictionary[Any, _Maker] = weakref.WeakKeyDictionary()
+
+
+def note_maker(group: Any) -> None:
+    """Notes who makes a group, while `MAKER` returns it on this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != MAKER:
+        frame = frame.f_back
+    while frame is not None and (frame.f_code.co_name == MAKER or passes_on(frame)):
+        frame = frame.f_back
+    if frame is not None:
+        try:
+            _makers[group] = _Maker(_owner(frame), str(frame.f_globals.get("__name__", "")))
+        except TypeError:  # the placeholder of processes outside the group
+            return
+
+
+def _owner(frame: FrameType) -> weakref.ref[Any] | None:
+    if frame.f_code.co_argcount and frame.f_code.co_varnames[0] == "self":
+        try:
+            return weakref.ref(argument(frame, "self"))
+        except (KeyError, NameError, TypeError):  # it was deleted, or has no weak references
+            return None
+    return None
+
+
+def has_maker(group: Any) -> bool:
+    """Returns whether it is known who has made a group."""
+    return group in _makers
+
+
+def role_by_name(group: Any) -> str:
+    """Returns what a group is for, by what its maker calls it; empty if that says nothing, or not yet."""
+    maker = _makers.get(group)
+    if maker is None:
+        return ""
+    owner = None if maker.owner is None else maker.owner()
+    spaces = (getattr(owner, "__dict__", None), getattr(sys.modules.get(maker.module), "__dict__", None))
+    roles = [role for space in spaces if space is not None for role in map(role_of_name, _names(space, group)) if role]
+    return next((role for role in roles if role in _ROLES.values()), next(iter(roles), ""))
+
+
+def _names(space: Mapping[str, Any], group: Any) -> Iterator[str]:
+    """Yields the names in which a group is kept, by itself or with others."""
+    for name, value in list(space.items()):
+        if value is group:
+            yield name
+        elif type(value) in (list, tuple, dict) and len(value) <= MOST_HELD:
+            held = list(value.values() if type(value) is dict else value)
+            if any(one is group for one in held):
+                yield name
+
+
+def role_of_name(name: str) -> str:
+    """Returns what a group of this name is for: "tp" of ``_TENSOR_MODEL_PARALLEL_GROUP``; empty if it does not say."""
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word and word not in _FILLERS]
+    telling = [word for word in words if word != "model"] or words
+    return (_ROLES.get(telling[0], telling[0]) if len(telling) == 1 else " ".join(telling))[:MOST_CHARACTERS]
