@@ -318,6 +318,7 @@ class Diagnosis:
                 excess_ms=excess / 1e6 if phase else None,
                 parts_ms={name: ns / 1e6 for name, ns in parts.items()} if len(parts) > 1 else None,
                 throughout=throughout or None,
+                rest_after=cause.rest_after if phase == "other" else None,
                 watched_steps=streak.watched,
                 step_ms=streak.step_ns / 1e6,
                 group=list(late.peers),

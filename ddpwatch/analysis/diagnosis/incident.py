@@ -110,6 +110,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         late_ms: By how much the rank is late in a step; in ``excess_ms`` how much longer its phase takes.
         parts_ms: Of several phases that are longer, by how much each is.
         throughout: True if the backward is longer everywhere, and not from some parameter on.
+        rest_after: After which phase the rest comes that makes it late.
         watched_steps: In how many steps that would have shown.
         step_ms: What a typical step took when it was found.
         group: The ranks that it is compared with.
@@ -141,6 +142,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     excess_ms: float | None = None
     parts_ms: Mapping[str, float] | None = None
     throughout: bool | None = None
+    rest_after: str | None = None
     watched_steps: int | None = None
     step_ms: float | None = None
     group: Sequence[int] | None = None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE, INPUT_SHARE, OVER_SHARE
+from ddpwatch.analysis.diagnosis.words.incident_news import costs_nothing
 from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 from ddpwatch.analysis.run import Run
 from ddpwatch.recording.reader import Recording
@@ -256,7 +257,8 @@ def _judge_live(judgement: Judgement, output: str, report: Mapping[str, Any], in
     lines = [" ".join(line.removeprefix("ddpwatch:").split()) for line in output.splitlines()]
     at = max((at for at, line in enumerate(lines) if line.startswith("incidents: ")), default=0)
     said, verdict = lines[at + 1 :], NUMBER.sub("#", report["verdict"]["text"])
-    named = [f"{KINDS[one.kind].name} {_whose(one)} " for one in incidents]
+    listed = [one for one in incidents if one.severity != "info" or not costs_nothing(one)]
+    named = [f"{KINDS[one.kind].name} {_whose(one)} " for one in listed]
     agree = all(any(line.startswith(name) for line in said) for name in named)
     last = lines[at - 1 : at] if at else lines  # a job without steps has no incidents to list
     judgement.parts["live"] = agree and any(verdict in NUMBER.sub("#", line) for line in last)

@@ -12,7 +12,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import ModuleBucket
 from ddpwatch.analysis.diagnosis.late.residuals import MANY_RANKS
-from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey
+from ddpwatch.analysis.step import BACKWARD_GATHER, BucketKey, rest_after
 from ddpwatch.wire.messages import Step
 
 COMPARED_PHASES = ("data", "between", "forward", "backward", "optimizer", "other")
@@ -78,11 +78,14 @@ class LatenessCause:
         self._newest: deque[_LateStep] = deque(maxlen=KEEP_LATE)
         self._hooked: deque[tuple[int, dict[int, int]]] = deque(maxlen=KEEP_HOOKED)
         self._batches = 1  # in a step, of which hooks fire in the last one
+        self._rest: Counter[str] = Counter()  # what no phase explains (ns), by the phase before
 
     def add_step(self, facts: StepFacts, late_ns: int) -> None:
         """Takes a late step."""
         across, excess = facts.across, facts.excess(self._rank, self._peers)
         self._newest.append(_LateStep(across.step, excess, _first_late_bucket(across, self._rank, late_ns)))
+        if max(excess, key=excess.__getitem__, default="") == "other":
+            self._rest.update(rest_after(across.ranks[self._rank]))
         if delays := _delays(across, self._rank, self._peers):
             self._hooked.append((across.step, delays))
             self._batches = max(1, across.ranks[self._rank].micro_steps)
@@ -106,6 +109,11 @@ class LatenessCause:
         means = self._excess()
         phase = max(means, key=means.__getitem__, default="")
         return (phase, means[phase]) if phase and 2 * means[phase] >= late_ns else ("", 0.0)
+
+    @property
+    def rest_after(self) -> str | None:
+        """The phase after which most of the rest comes, in steps whose rest makes it late; None without such steps."""
+        return max(self._rest, key=self._rest.__getitem__, default=None)
 
     def parts(self, late_ns: float) -> dict[str, float]:
         """Returns by how much each phase is longer that makes up a part of the lateness (ns), the largest first.

@@ -16,7 +16,7 @@ from ddpwatch.analysis.diagnosis.words.wording import (
 )
 from ddpwatch.common.text import percent, size, three_digits
 
-ELSEWHERE: Final = ("stacks", "call_sites", "no_stack")  # `wording.stack_lines` shows these
+ELSEWHERE: Final = ("stacks", "call_sites", "no_stack", "rest_after")  # in `wording.stack_lines`, or the message
 _WHY: Final = {
     "behind": "blamed because others have issued more collectives",
     "elsewhere": "blamed because it does something else, while others wait for it",

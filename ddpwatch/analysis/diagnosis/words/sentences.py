@@ -36,7 +36,7 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
     parts = dict(evidence.parts_ms or {})
     if phase := incident.phase or next(iter(parts), ""):
         longer_ms = evidence.excess_ms if incident.phase else parts[phase]
-        text += f": {phase_named(phase)} {takes} {ms_named(longer_ms)} longer"
+        text += f": {phase_named(phase, evidence.rest_after)} {takes} {ms_named(longer_ms)} longer"
     text += _where(incident, names)
     return text + "".join(f"; {phase_named(one)} {ms_named(ms)}" for one, ms in parts.items() if one != phase)
 

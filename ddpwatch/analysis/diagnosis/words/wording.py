@@ -30,14 +30,21 @@ _ITS_PHASES = {
     "other": "the rest of its step",
 }  # fmt: skip
 
+_ITS_RESTS = {
+    "forward": "its loss, between forward and backward,", "backward": "what it does between backward and optimizer",
+    "optimizer": "what it does after the optimizer's step",
+}  # fmt: skip
+
 
 def ms_named(ms: float | None) -> str:
     """Returns a duration that is given in milliseconds; a dash if it is not known."""
     return UNKNOWN if ms is None else in_ms(ms * NS_PER_MS)
 
 
-def phase_named(phase: str) -> str:
-    """Returns a rank's phase of a step, as the subject of a sentence about that rank."""
+def phase_named(phase: str, rest_after: str | None = None) -> str:
+    """Returns a rank's phase of a step, as the subject of a sentence about that rank; the rest by what comes before."""
+    if phase == "other" and rest_after in _ITS_RESTS:
+        return _ITS_RESTS[rest_after]
     return _ITS_PHASES.get(phase, f"its {phase}")
 
 
