@@ -322,9 +322,10 @@ class FsdpProbe(GuardedProbe):
         entry.op, entry.group, entry.ready = op, self._id_of(group), ready
         issued = issued_by(group)
         entry.seq = None if issued is None else issued + 1
-        # The phase is "between" also after a backward, until an optimizer ends the step, if there is one.
-        over = self._recorder.phase == "between" and not self._awaits_backward
-        if over or not self._recorder.collective_launch(entry):
+        # The phase is "between" also after a backward, until an optimizer ends the step, if there is one. What is
+        # gathered there is for the next forward; what is reduced, as by a pipeline's schedule, is of that backward.
+        is_early = op == "all_gather" and self._recorder.phase == "between" and not self._awaits_backward
+        if is_early or not self._recorder.collective_launch(entry):
             self._early.append(entry)
             del self._early[:-MAX_EARLY]
         self._recorder.charge(time.monotonic_ns() - entered)

@@ -104,6 +104,16 @@ def test_a_gather_between_two_steps_belongs_to_the_next_forward(by_hand: bool) -
     assert gather.wait_begin is not None
 
 
+def test_what_is_reduced_after_the_last_backward_belongs_to_its_step() -> None:
+    """A pipeline's schedule reduces once it has gone through all micro-batches."""
+    probe = a_probe()
+    one_step(probe, by_hand=True)
+    probe._id_of = lambda group: 0
+    reduced = probe.launch("reduce_scatter", 0, torch.ones(2), SimpleNamespace())
+    assert probe._recorder.current.buckets == [reduced]
+    assert probe._early == []
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_gather_for_a_validation_belongs_to_no_step(by_hand: bool) -> None:
     probe = a_probe()
