@@ -91,6 +91,12 @@ def _names(space: Mapping[str, Any], group: Any) -> Iterator[str]:
                 yield name
 
 
+def known_role(name: str) -> str:
+    """Returns the role that a name says, such as "tp" of a mesh's "tensor_parallel"; the name itself of any other."""
+    role = role_of_name(name)
+    return role if role in _ROLES.values() else name
+
+
 def role_of_name(name: str) -> str:
     """Returns what a group of this name is for: "tp" of ``_TENSOR_MODEL_PARALLEL_GROUP``; empty if it does not say."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word and word not in _FILLERS]

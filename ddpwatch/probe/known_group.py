@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ddpwatch.probe.collectives import in_groups, issued_by
-from ddpwatch.probe.group_names import role_by_name
+from ddpwatch.probe.group_names import known_role, role_by_name
 
 OWN: Final = "own"  # the role of a group that nothing says any other of
 _STDLIB: Final = threading.__file__.rpartition("/")[0] + "/"
@@ -121,7 +121,7 @@ def role_of(group: Any) -> str:
     if group is dist.group.WORLD:
         return "all ranks"
     described = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
-    return described if described not in ("", "undefined") else role_by_name(group) or OWN
+    return known_role(described) if described not in ("", "undefined") else role_by_name(group) or OWN
 
 
 def others_rest() -> bool:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from ddpwatch.probe.group_names import has_maker, note_maker, role_by_name, role_of_name
+from ddpwatch.probe.group_names import has_maker, known_role, note_maker, role_by_name, role_of_name
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -40,6 +40,7 @@ def _new_group_with_tag() -> Made:
 )
 def test_a_name_says_what_a_group_is_for(name: str, role: str) -> None:
     assert role_of_name(name) == role
+    assert known_role(name) == (role if len(role) == 2 else name)
 
 
 class Stages:

@@ -29,7 +29,7 @@ from ddpwatch.analysis.diagnosis.words.evidence_sentences import ELSEWHERE, SENT
 from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.wire.messages import OWN_COLLECTIVES, BusyProcess, Layout, LayoutKind, Mark, Status
+from ddpwatch.wire.messages import OWN_COLLECTIVES, BucketLayout, BusyProcess, Layout, LayoutKind, Mark, Status
 from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
@@ -182,6 +182,26 @@ def test_what_hides_transfers_depends_on_the_wrapper_whatever_else_is_called(
     assert does in next_step(Incident("exposed_comm", "warning", ""), job)
     own = Incident("exposed_comm", "warning", "", module=OWN_COLLECTIVES, bucket=7)
     assert "async_op=True" in next_step(own, job)  # unless these are exposed most
+
+
+@pytest.mark.parametrize(
+    ("name", "does"),
+    [
+        ("train.py:31", "async_op=True"),
+        ("deepspeed DeepSpeedEngine.allreduce_bucket", "options of deepspeed's"),
+        ("tensor.placement_types Partial._reduce_value", "among fewer ranks"),
+        ("pipelining.schedules _batch_p2p", "more micro-batches per step"),
+        ("backward", "async_op=True"),
+    ],
+)
+def test_only_who_issues_a_collective_can_start_it_earlier(name: str, does: str) -> None:
+    job = places("a.mcap")
+    buckets = [BucketLayout(7, 0, [], name), BucketLayout(8, 0, [], "other places")]
+    job.add_layout(Layout(rank=0, epoch=0, params=[], buckets=buckets, kind="call", module=OWN_COLLECTIVES))
+    assert does in next_step(Incident("exposed_comm", "warning", "", module=OWN_COLLECTIVES, bucket=7), job)
+    job.add_layout(Layout(rank=0, epoch=0, params=[], buckets=[], kind="group"))
+    wrapped = next_step(Incident("exposed_comm", "warning", ""), job)
+    assert ("micro-batches" if "pipelining" in name else "set_modules_to_forward_prefetch") in wrapped
 
 
 def test_the_dashboard_has_a_view_for_what_if() -> None:

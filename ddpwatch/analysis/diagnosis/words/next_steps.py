@@ -31,6 +31,11 @@ _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
     "call": "start collectives earlier (async_op=True), and wait where results are used: see the timeline",
 }
+_BY_MODULE: Final = {  # what issues collectives within torch, by the start of its places' names
+    "pipelining.": "give the pipeline more micro-batches per step, or stages that take as long: see the timeline",
+    "tensor.": "share a layer among fewer ranks, or hide more by larger batches: see the timeline",
+}
+_OF_NOBODY: Final = ("backward", "unknown", "other")  # names of places that say nothing of who issues
 _PY_SPY = "pip install py-spy"
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _TOO_SMALL = "the model is small for its network: larger batches per rank, or fewer updates, hide more"
@@ -88,6 +93,7 @@ class JobPlaces:
         self._is_live = not source
         self.layout_kind: LayoutKind | None = None
         self.explained: Mapping[int, tuple[int, str]] = {}
+        self._calls: dict[int, str] = {}  # names of the places that issue the job's own collectives, by number
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
         self._waits: Counter[tuple[int, bool]] = Counter()  # for each kind of DataLoader (ns): workers, persistent
@@ -105,6 +111,19 @@ class JobPlaces:
         """Takes what a rank's collectives carry."""
         if layout.kind != "call" or self.layout_kind is None:
             self.layout_kind = layout.kind
+        if layout.kind == "call":
+            self._calls |= {bucket.index: bucket.name for bucket in layout.buckets}
+
+    def issued_within(self, place: int | None) -> str:
+        """Returns the library, or the module of torch's, that issues a collective, or all (None); "" for the script."""
+        names = self._calls.values() if place is None else [self._calls.get(place, "")]
+        found = {"" if ".py:" in name else name.partition(" ")[0] for name in names}
+        return found.pop() if len(found) == 1 else ""
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether torch's own pipeline issues collectives."""
+        return any(name.startswith("pipelining.") for name in self._calls.values())
 
     def add_mark(self, mark: Mark) -> None:
         """Takes a wait for a DataLoader."""
@@ -235,20 +254,29 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     return f"give the DataLoader {places.more_workers}{pinned}"
 
 
-def _exposed_by(places: JobPlaces, module: int | None = None) -> str:
+def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None = None) -> str:
     """Returns what to do about exposed transfers, by what collectives carry: only DDP's can be predicted.
 
     Args:
         places: What is known of the job.
         module: Whose are exposed most; None if that is not known.
+        bucket: Which of it; the place, if the job issues them itself.
     """
     kind = "call" if module == OWN_COLLECTIVES else places.layout_kind or "bucket"
+    issuer = places.issued_within(bucket) if kind == "call" else ""
+    if module is None and places.has_pipeline:
+        issuer = "pipelining."
+    for start, text in _BY_MODULE.items():
+        if issuer.startswith(start):
+            return text
+    if issuer and issuer not in _OF_NOBODY and "." not in issuer:
+        return f"look for options of {issuer}'s that overlap communication and compute: see the timeline"
     return _OF_COLLECTIVES.get(kind) or f"{places.what_if} {_PREDICTS}"
 
 
 def _exposed(incident: Incident, places: JobPlaces) -> str:
     """Returns what to do about exposed transfers; of more than half of a step, no overlap could hide all."""
-    text = _exposed_by(places, incident.module)
+    text = _exposed_by(places, incident.module, incident.bucket)
     return f"{text}; {_TOO_SMALL}" if (incident.evidence.share_of_step or 0.0) > MOSTLY_EXPOSED else text
 
 
