@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak, line_through
-from tests.support.frames import (
-    MS,
-)
+from tests.support.frames import MS
+from tests.unit.test_engine import incidents, late_ones
 
 
 def test_every_second_step_though_most_watched_ones_are_late_ones():
@@ -20,6 +19,12 @@ def test_every_second_step_though_most_watched_ones_are_late_ones():
     for number in (584, 586, 588, 591, 592, 594, 597, 598, 600, 603, 605, 607, 608, 611, 612, 615, 616, 618):
         streak.add_step(number, 0 if number % 2 else 40 * MS, 5 * MS, p=0.6 if number % 2 else 0.01)
     assert (streak.constant, streak.period) == (False, 2)
+
+
+def test_a_first_step_that_is_far_later_does_not_hide_the_others():
+    """It was what is typical of them, so that less than half of it was on time, for 36 more watched steps."""
+    (found,) = late_ones(incidents([(0, 64), *[(0, 20)] * 19]))
+    assert (found.kind, found.ranks, found.steps) == ("straggler", (1,), 20)
 
 
 def test_a_rhythm_that_noise_has_as_well_is_over_soon():
