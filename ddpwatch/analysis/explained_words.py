@@ -13,6 +13,7 @@ from ddpwatch.wire.messages import GPU, OUTSIDE, StackSamples
 MATTERS = 0.05  # of a step: other lines do not say whether all take longer
 SPREAD = 2.0  # how many times more or less than all others a line may grow, where all grow together
 STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
+ALL_STARVED = 0.2  # of the time, both do; as many as make the node's pressure a cause
 MOST_NAMED = 2  # lines, where the second differs by half as much at least
 MORE_STEPS = 100  # to sample after too few, at least
 STACKS = "sample stacks, which say where: `ddpwatch explain --rank {}`"
@@ -82,6 +83,7 @@ def sentences(
         said = f"rank {own.rank} does what rank {own.peer} does"
     else:
         said = f"no difference beyond noise between rank {own.rank} and rank {own.peer}"
+        denied = _both_denied(*ranks)
         following = _BATCHES if larger else again
     if denied and (following in (again, _SLOW_MACHINE) or said.endswith(_LARGER)):
         following = _NO_CORE
@@ -198,3 +200,10 @@ def _denied(own: SampledRank, peer: SampledRank) -> str:
     if own.starved is None or peer.starved is None or own.starved - peer.starved < STARVED:
         return ""
     return f"it waited for a core for {percent(own.starved)} of the time, rank {peer.rank} for {percent(peer.starved)}"
+
+
+def _both_denied(own: SampledRank, peer: SampledRank) -> str:
+    """Returns that both ranks had to wait for a core for long; empty if they had not."""
+    if own.starved is None or peer.starved is None or min(own.starved, peer.starved) < ALL_STARVED:
+        return ""
+    return f"both waited for a core, for {percent(own.starved)} and {percent(peer.starved)} of the time"

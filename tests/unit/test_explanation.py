@@ -457,6 +457,17 @@ def test_a_profiled_rank_that_had_no_core_is_said_so_too() -> None:
     assert "shows who has the cores" in found.next_step
 
 
+@pytest.mark.parametrize(("wait", "says"), [(60, "; both waited for a core, for 60 % and 60 % of the time"), (15, "")])
+def test_ranks_that_both_had_no_core_are_said_so(wait: int, says: str) -> None:
+    pair = [profile_of(rank, {"aten::addmm": (4, STEADY)}, wait_ns=wait * MS, run_ns=MS) for rank in (3, 0)]
+    for each in pair:
+        each.end_ns = 100 * MS
+    found = explain(pair)
+    assert found is not None
+    assert found.text == f"no difference beyond noise between rank 3 and rank 0{says}"
+    assert ("shows who has the cores" in found.next_step) is bool(says)
+
+
 def test_what_python_does_between_operators_is_for_stacks_to_say() -> None:
     here = {"aten::addmm": (4, STEADY), OUTSIDE: (0, [4 * ms for ms in STEADY])}
     found = explain([profile_of(3, here), profile_of(0, {"aten::addmm": (4, STEADY), OUTSIDE: (0, STEADY)})])
