@@ -212,6 +212,28 @@ class TestPauses:
         assert (found.ranks, found.since_step, found.until_step, found.steps) == ((1,), 20, 40, 2)
         assert found.evidence.longest_ms == 350 - 80
 
+    def test_a_pause_after_a_step_s_last_launch_delays_the_next_step(self):
+        """Others waited for it there for a rank that was late by chance, and it cost nothing here."""
+        messages, now = [hello(0), hello(1)], 0
+        for number in range(40):
+            late, start = 2000 * (number == 20), START_NS + now * MS
+            if late:
+                about = {"name": "gc", "start_ns": start + 95 * MS, "end_ns": start + (95 + late) * MS}
+                messages.append(Mark(rank=0, kind="gc", **about))
+            before = 2000 * (number == 21)
+            messages.append(step(0, number, start_ns=start, duration_ns=(100 + late) * MS))
+            began = {"start_ns": start - before * MS, "duration_ns": (100 + before) * MS}
+            messages.append(step(1, number, wait_ms=before, **began))
+            now += 100 + late
+        diagnosis = state_of(messages).diagnosis
+        (found,) = late_ones(diagnosis.incidents())
+        assert (found.kind, found.ranks, found.phase, found.since_step) == ("pause", (0,), "gc", 21)
+        assert found.cost_ns == pytest.approx(2000 * MS, rel=0.01)
+        waited = {
+            (one.rank, one.phase): one.ns for one in diagnosis.lost().accounts if one.name in ("waiting", "jitter")
+        }
+        assert waited == {(0, "gc"): found.cost_ns}
+
     def test_a_checkpoint_is_no_warning(self):
         messages, at = [], 0
         for number in range(40):

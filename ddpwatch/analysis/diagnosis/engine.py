@@ -172,7 +172,7 @@ class Diagnosis:
                 late.catch_up(self._splits, self._recent)
                 self._late[watch, late.streak.rank] = late
                 self._pauses.absorb(late.streak)
-        split.blamed = {late.streak.rank for late in self._late.values()}.union(split.pauses)
+        split.blamed = {late.streak.rank for late in self._late.values()}.union(split.delays)
         self._pauses.add_step(facts, self._late.values())
         self._rules.add_step(facts)
         if self._standing.is_due(self._now_ns):
@@ -199,7 +199,7 @@ class Diagnosis:
         for group, ranks, launches in compared:
             if len(ranks) < 2:
                 continue
-            if facts.split.pauses:  # these have a known reason
+            if facts.split.delays:  # these have a known reason
                 _note_held_up(facts.split, ranks, launches)
                 launches = [at - facts.paused_ns(rank) for at, rank in zip(launches, ranks, strict=True)]
             late = self._lateness((group, LATENESS), ranks)
@@ -455,7 +455,7 @@ def _note_held_up(split: StepSplit, ranks: Sequence[int], launches: Sequence[int
     """Notes how much later those that paused launched than all others."""
     ordered = sorted(launches)
     for rank, at in zip(ranks, launches, strict=True):
-        if rank in split.pauses and at == ordered[-1]:
+        if rank in split.delays and at == ordered[-1]:
             split.held_up[rank] = max(split.held_up.get(rank, 0), at - ordered[-2])
 
 

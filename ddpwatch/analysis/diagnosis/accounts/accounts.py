@@ -74,6 +74,8 @@ class StepSplit:
         leads: By the rank that launched its group's last bucket last, how much later than the one before it; of a slow
             host, than the last one of another host.
         pauses: By rank, how long it paused since its step before, by phase.
+        delays: By rank, by phase, how long it paused since it launched its last bucket before: so much later it
+            launches this step's last one. A pause that comes after that delays the next step.
         held_up: By rank that paused, how much later it launched its group's last bucket than all others, at most.
         blamed: Ranks that are late or paused: who waits for them does not wait by chance.
         buffers_ns: Transfer of DDP's buffers, of the same account as that of buckets.
@@ -93,6 +95,7 @@ class StepSplit:
     waits: dict[int, int] = field(default_factory=dict)
     leads: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
+    delays: dict[int, dict[str, int]] = field(default_factory=dict)
     held_up: dict[int, int] = field(default_factory=dict)
     blamed: Collection[int] = ()
     buffers_ns: int = 0
@@ -103,6 +106,11 @@ class StepSplit:
         """The account that a stall went into which no stamp explains: the largest that is no communication."""
         known = [key for key in self.accounts if key not in (TRANSFER, EXPOSED)]
         return BARE if self.like is not None else max(known, key=self.accounts.__getitem__, default=BARE)
+
+    @property
+    def marked_ns(self) -> int:
+        """How much of its duration marks explain at most: pauses in it, or those in the step before that delay it."""
+        return max((sum(of.values()) for of in (*self.pauses.values(), *self.delays.values())), default=0)
 
     @property
     def jitter_ns(self) -> int:
@@ -266,6 +274,7 @@ class Ledger:
         self._paused: Counter[AccountKey] = Counter()  # by what a rank would have done meanwhile
         self._beyond: deque[float] = deque(maxlen=REFERENCES)  # see `_without_copies`
         self._ends: dict[int, int] = {}  # of each rank's newest step, absolute
+        self._launched: dict[int, int] = {}  # of each rank that has paused: its last bucket, in its newest such step
         self._numbers: dict[int, int] = {}  # each rank's own count
         self._marks: dict[int, deque[tuple[str, int, int]]] = {}
         self._references: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
@@ -367,16 +376,20 @@ class Ledger:
             marks = self._marks.get(step.rank)
             if not marks:
                 continue
-            end = step.start_ns + step.duration_ns
+            end, before = step.start_ns + step.duration_ns, self._ends.get(step.rank, step.start_ns)
+            launched = step.start_ns + max(step.comm_launch, default=step.duration_ns)
             by_phase: dict[str, Intervals] = {}
             for phase, since, until in marks:
                 if since < end:
                     by_phase.setdefault(phase, []).append((since, until))
-            self._marks[step.rank] = deque((mark for mark in marks if mark[2] > end), maxlen=PENDING_MARKS)
+            self._marks[step.rank] = deque((mark for mark in marks if mark[2] > launched), maxlen=PENDING_MARKS)
             if by_phase:
-                own = pauses[step.rank] = {phase: union(several) for phase, several in by_phase.items()}
-                window = [(self._ends.get(step.rank, step.start_ns), end)]
-                found.pauses[step.rank] = {phase: total(intersect(times, window)) for phase, times in own.items()}
+                own = {phase: union(several) for phase, several in by_phase.items()}
+                if paused := _paused(own, before, end):
+                    pauses[step.rank], found.pauses[step.rank] = own, paused
+                if paused := _paused(own, self._launched.get(step.rank, before), launched):
+                    found.delays[step.rank] = paused
+                self._launched[step.rank] = launched
         return pauses
 
     def _split_watched(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:
@@ -524,6 +537,12 @@ class Ledger:
             ends[rank], numbers[rank] = end if end > before else before, number
         if accounts:
             self._pending.append(accounts)
+
+
+def _paused(stretches: Pauses, since: int, until: int) -> dict[str, int]:
+    """Returns how long the pauses were in a time, by phase."""
+    lasted = {phase: total(intersect(times, [(since, until)])) for phase, times in stretches.items()}
+    return {phase: ns for phase, ns in lasted.items() if ns}
 
 
 def _with_pauses(step: Step, exposed: Intervals, pauses: Pauses) -> tuple[dict[str, int], Intervals]:

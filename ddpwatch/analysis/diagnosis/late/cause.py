@@ -42,8 +42,8 @@ class StepFacts:
         return found
 
     def paused_ns(self, rank: int) -> int:
-        """Returns how long the rank's marks say that it paused since its step before."""
-        return sum(self.split.pauses.get(rank, {}).values())
+        """Returns how long the rank's marks say that it paused since it launched its last bucket before."""
+        return sum(self.split.delays.get(rank, {}).values())
 
     def _others(self, phase: str, rank: int, peers: Sequence[int]) -> float | None:
         if len(peers) == len(self.across) > MANY_RANKS:

@@ -70,7 +70,7 @@ class Pauses:
         self._note_lags(facts.across)
         while self._fresh and facts.split.start_ns > self._fresh[0].span_ns[1] + SAMPLED_NS:
             self._settle(self._fresh.popleft())
-        if facts.split.pauses:
+        if facts.split.delays:
             self._add_marked(facts)
         if len(self._durations) >= FEWEST:
             usual = self._durations.median
@@ -78,7 +78,7 @@ class Pauses:
             is_profiled = any(step.status == PROFILED for step in facts.across.ranks.values())
             if excess >= max(PAUSE_NS, PAUSE_STEPS * usual) and not is_profiled:
                 self._add_stall(facts, excess, late, unusual=excess > self._tail.end(usual))
-            if not facts.split.pauses:  # these have a known reason
+            if not facts.split.marked_ns:  # these have a known reason
                 self._tail.add_excess(excess, usual)
         if facts.across.counted or not len(self._durations):
             self._durations.add_value(longest)
@@ -128,7 +128,7 @@ class Pauses:
         """Adds what marks explain: of all ranks at once, or of the one that is waited for."""
         step, split = facts.across.step, facts.split
         for phase in PAUSE_PHASES.values():
-            paused = {rank: phases[phase] for rank, phases in split.pauses.items() if phases.get(phase)}
+            paused = {rank: phases[phase] for rank, phases in split.delays.items() if phases.get(phase)}
             paused, common_ns = self._apart(paused, phase, facts)
             for rank, ns in paused.items():
                 others = len(facts.across) - 1
@@ -154,7 +154,7 @@ class Pauses:
 
     def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
         """Adds what no mark explains of a single step that took far longer than others."""
-        marked = max((sum(phases.values()) for phases in facts.split.pauses.values()), default=0)
+        marked = facts.split.marked_ns
         if 2 * marked >= excess:
             return
         ranks, phase, cost = self._who(facts, excess)
