@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 EVERY_S = 2.0
 INDENT = " " * 10  # of lines about incidents: as far as the step
 HEADER = (
-    f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'full/newest':>11}"
-    "  what stands out"
+    f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'in full':>10}  what stands out"
 )
 
 
@@ -100,7 +99,7 @@ class RunLines:
                 KINDS[row.kind].name,
                 _ranks(row),
                 steps_text(row),
-                cost_text(row, unit),
+                "" if costs_nothing(row) else cost_text(row, unit),
                 clean(message_text(row)),
             ]
             for row in shown
@@ -145,7 +144,7 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(rate, 2):>6}  "
         f"{number(to_ms(step_ns)):>8}  {percent(overlap):>7}  {exposed.replace(' ', ''):>10}  "
-        f"{_full(known):>11}  {_notes(state)}{_throughput(state, step_ns)}{clean(found.text)}"
+        f"{_full(known):>10}  {_notes(state)}{_throughput(state, step_ns)}{clean(found.text)}"
     )
 
 

@@ -84,7 +84,7 @@ class ReplayedSetting(Figures, frozen=True):
 
 
 def most_to_save(exposed_ms: float, measured_ms: float, predictions: Iterable[Prediction]) -> str:
-    """Returns how much of what is exposed the bound could save, and what the rest is; empty without a bound.
+    """Returns what the bound would gain, and what would still be exposed; empty without a bound.
 
     Args:
         exposed_ms: What is exposed of the measured step, as replayed.
@@ -94,9 +94,9 @@ def most_to_save(exposed_ms: float, measured_ms: float, predictions: Iterable[Pr
     bound = next((found for found in predictions if found.change == BOUND_ALONE), None)
     if bound is None or exposed_ms < NOTABLE * measured_ms:
         return ""
-    text = f"caps, hooks and links can save at most {max(bound.gain_ms, 0.0):.1f} of {exposed_ms:.1f} ms exposed"
-    waits = bound.exposed_ms > NOTABLE * measured_ms
-    return f"{text}; for {bound.exposed_ms:.1f} ms, ranks wait for the last one" if waits else text
+    text = f"caps, hooks and links gain {max(bound.gain_ms, 0.0):.1f} ms at most; of {exposed_ms:.1f} ms exposed,"
+    stays = f"{bound.exposed_ms:.1f} ms stay: ranks wait for the last one"
+    return f"{text} {stays if bound.exposed_ms > NOTABLE * measured_ms else 'next to nothing stays'}"
 
 
 class Refused(Figures, frozen=True):

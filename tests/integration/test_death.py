@@ -82,7 +82,7 @@ def test_who_hangs_is_named_in_a_step_that_is_not_watched(tmp_path: Path) -> Non
     waiting, stuck = (state.ranks[rank].beat for rank in (0, 1))
     assert waiting is not None
     assert stuck is not None
-    assert re.match(r"rank 1 in an unknown phase of step 5 for \d+ s", found.text), found.text
+    assert re.match(r"rank 1 is stuck in an unknown phase of step 5 for \d+ s", found.text), found.text
     assert f"it has issued {stuck.issued} collectives, the ranks that wait {waiting.issued}" in found.text
 
 

@@ -146,7 +146,7 @@ def at_step(step: int, follower: Follower) -> list[Incident]:
 def check_stuck(hang: Incident) -> None:
     """Rank 1 is in its forward, as its stack says, and the others wait for it in their backwards."""
     assert hang.severity == "error"
-    assert hang.message.startswith("rank 1 in ")
+    assert hang.message.startswith("rank 1 is stuck in ")
     held_up, waiting = line_of('open(FOLDER / "go")'), line_of(".square().sum().backward()")
     assert hang.evidence.call_sites == {
         1: f"stuck.py:{held_up} in held_up", 0: f"stuck.py:{waiting} in train",
@@ -167,7 +167,9 @@ def check_stopped(job: Job, follower: Follower, source: LiveSource) -> None:
     victim = job.ranks()[2]
     victim.send_signal(signal.SIGSTOP)
     try:
-        hang = follower.until(source, lambda one: one.ranks == (2,) and one.message.startswith("rank 2 silent for "))
+        hang = follower.until(
+            source, lambda one: one.ranks == (2,) and one.message.startswith("rank 2 has been silent for ")
+        )
     finally:
         victim.send_signal(signal.SIGCONT)
     # On a busy machine, it may have stood still before, and sent its stack.

@@ -39,7 +39,7 @@ ENOUGH = 8  # steps that show what a median of 16 says
 # lateness of a phase, of which half has to make the rank late.
 SHARE, STUCK_NS, PAUSE_NS, LATE_PART = 0.02, 1.5e9, 125e6, 0.25
 
-LATE_BY = r"late by \d+ ms in (?:each step|\d+ of \d+ watched steps)"
+LATE_BY = r"late by \d+ ms in (?:each step|\d+ of \d+ timed steps)"
 SLOW_BACKWARD = re.compile(
     rf"rank 1 is {LATE_BY}: its backward takes \d+ ms longer, "
     r"from (?:4\.weight|4\.bias|bucket \d+ \(4\.bias\)) on.*; without the wait for it, a step would be \d+ % shorter"

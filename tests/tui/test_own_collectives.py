@@ -44,7 +44,7 @@ async def test_the_costliest_comes_first_until_another_column_is_chosen():
     assert names[:2] == ["moe.py:35", "train.py:88"]
     assert "exposed ms▼" in table
     assert "busbw GB/s▼" in by_next
-    assert "moe.py:35, all-to-all in ep 2, 1 a step, 20 steps" in table
+    assert "moe.py:35, all-to-all in ep 2, 1 a step   20 steps" in table
 
 
 async def test_what_is_not_known_is_a_dash():

@@ -254,7 +254,7 @@ async def test_every_view(recording, rows, truth):
         rank = int(re.search(r"rank (\d) on node1", text)[1])
         agree("rank", [(f"{rank} {name}", value) for name, value in (*line, *phases)], truth, 12)
         await pilot.press("5")
-        shares = searched(screen_text(app), exposed_share=r"waiting N %")
+        shares = searched(screen_text(app), exposed_share=r"exposed N %, rest")
         agree("devices", shares, truth, 1)
         await pilot.press("3")
         agree("buckets", buckets_on(screen_text(app)), bucket_truth(report), 12)

@@ -8,6 +8,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.window import Summary
 from ddpwatch.tui.models.host_names import host_names
+from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview, paused_overview, rank_status
 from ddpwatch.tui.models.verdict_facts import standstill_ns, verdict_facts
 from ddpwatch.tui.paint.header import line_below
@@ -42,6 +43,17 @@ def test_the_facts_are_those_of_the_verdict_s_own_incident():
     assert found_of([over]).facts is None
 
 
+def test_the_key_for_more_says_that_the_verdict_is_not_the_only_incident():
+    """A checkpoint that cost a step as much was on no screen of 80 columns."""
+    other = replace(LATE, kind="pause", ranks=(0,))
+    for found, key in (([LATE], "7: details"), ([LATE, other], "7: 2 ongoing")):
+        model = replace(found_of(found), diagnosed=Diagnosed(found), newest_step=39)
+        assert shown(model).endswith(key)
+        whole = replace(model, diagnosed=Diagnosed(found, whole=True))
+        assert shown(whole).endswith(key)
+        assert shown(replace(whole, newest_step=20)).endswith("7: details")  # of a replay: not there yet
+
+
 def test_what_lasts_has_no_final_cost_until_the_run_is_over():
     assert shown(found_of([LATE])).startswith(
         "since step 30, for 1 s   cost so far 2.00 process-seconds, 2.0 % of all ranks' time"
@@ -69,7 +81,14 @@ def test_a_run_that_ends_in_a_pause_changes_nothing_that_was_judged_before():
 )
 def test_where_and_for_how_long_a_rank_is_stuck(place, text):
     state = state_of([hello(0), beat(0, for_s=74, **place)])
-    assert rank_status(state, state.ranks[0], stuck=True) == (text, "bad")
+    assert rank_status(state, state.ranks[0], stuck={0}) == (text, "bad")
+
+
+def test_a_rank_in_a_bare_step_waits_for_the_one_that_is_stuck():
+    """It was said to run: no phase says that it waits."""
+    state = state_of([hello(0), beat(0, for_s=74, phase="")])
+    assert rank_status(state, state.ranks[0], stuck={1}) == ("waiting 74 s", "warn")
+    assert rank_status(state, state.ranks[0]) == ("running", "good")
 
 
 class TestStandstill:

@@ -11,6 +11,7 @@ from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
+from ddpwatch.analysis.diagnosis.words.evidence_sentences import evidence_sentences
 from ddpwatch.analysis.run import Run
 from ddpwatch.wire.messages import Group, Layout, Mark, Span
 from tests.support.diagnosis_cases import Case, job_of
@@ -410,6 +411,10 @@ class TestWhatCannotBeSplit:
         assert "waits or transfers" in exposed.message
         (split,) = [one for one in incidents([(0, 0, 0)] * 40) if one.kind == "exposed_comm"]
         assert "communication: transfers that" in split.message
+        rate = 4 * (1 << 20) / (15 * MS)
+        assert [text for text in evidence_sentences(split.evidence) if "GB/s" in text] == [
+            f"its data travels at {rate:.2f} GB/s (bus bandwidth)"
+        ]
 
     def test_a_pause_in_exposed_time_is_counted_once_on_another_clock(self):
         messages = [hello(0), hello(1, boot_id="other")]

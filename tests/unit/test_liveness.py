@@ -101,7 +101,7 @@ def test_on_nccl_the_rank_that_is_one_collective_behind_is_named() -> None:
     found = only(run.go(1.0))
     assert (found.kind, found.ranks, found.phase, found.since_step, found.open) == ("hang", (5,), "between", 41, True)
     behind = "it has issued 120 collectives, the ranks that wait 121"
-    assert found.message == f"rank 5 between steps at step 41 for 4 s; {behind}"
+    assert found.message == f"rank 5 is stuck between steps at step 41 for 4 s; {behind}"
     assert found.evidence.issued[5] == 120
 
 
@@ -110,7 +110,7 @@ def test_the_rank_that_does_not_wait_is_named_where_collectives_are_not_counted(
     run.put(0, "sync", in_flight=[0, 1])
     run.put(1, "backward")
     found = only(run.go(14.0))
-    assert found.message == "rank 1 in backward of step 40 for 14 s; rank 0 waits for buckets 0, 1"
+    assert found.message == "rank 1 is stuck in backward of step 40 for 14 s; rank 0 waits for buckets 0, 1"
     assert (found.ranks, found.phase, found.bucket) == ((1,), "backward", 0)
 
 
@@ -119,7 +119,7 @@ def test_if_all_wait_nobody_is_named() -> None:
     for rank in (0, 1):
         run.put(rank, "sync", in_flight=[1], issued_in=[(0, 7)])
     found = only(run.go(12.0))
-    assert (found.ranks, found.message) == ((), "ranks 0, 1 waiting for bucket 1 for 12 s in step 40")
+    assert (found.ranks, found.message) == ((), "ranks 0, 1 have been waiting for bucket 1 for 12 s in step 40")
 
 
 @pytest.mark.parametrize("counts", [None, (43, 43)])
@@ -130,7 +130,7 @@ def test_a_rank_that_stopped_is_silent(counts: tuple[int, int] | None) -> None:
     run.go(1.0)
     found = only(run.go(6.0, silent=(1,)))
     assert found.ranks == (1,)
-    assert found.message == "rank 1 silent for 6 s, last seen in step 40; rank 0 waits for bucket 1"
+    assert found.message == "rank 1 has been silent for 6 s, last seen in step 40; rank 0 waits for bucket 1"
     assert found.evidence.no_stack == {1: "it sends nothing: stopped, or in C code that holds the GIL"}
 
 
@@ -185,7 +185,7 @@ def test_what_may_last_is_no_hang(activity: str, lasts_s: float, named: bool) ->
     assert [incident.ranks for incident in found] == ([(1,)] if named else [])
     if activity == "data" and named:
         assert found[0].phase == "data"
-        assert found[0].message == "rank 1 waiting for data at step 40 for 8 s; rank 0 waits for bucket 0"
+        assert found[0].message == "rank 1 is stuck waiting for data at step 40 for 8 s; rank 0 waits for bucket 0"
 
 
 @pytest.mark.parametrize("phase", ["input", ""])  # "" in a step that nobody watches
@@ -219,7 +219,7 @@ def test_between_the_steps_all_ranks_may_do_what_is_not_known() -> None:
     for rank in (0, 1):
         run.put(rank, "input", issued_in=[(0, 7)])
     assert run.go(29.0) == []
-    assert only(run.go(2.0)).message == "ranks 0, 1 between steps at step 40 for 31 s"
+    assert only(run.go(2.0)).message == "ranks 0, 1 are stuck between steps at step 40 for 31 s"
 
 
 def test_what_comes_after_training_is_no_hang() -> None:
@@ -269,7 +269,7 @@ def test_each_waits_in_another_group() -> None:
     run.put(1, "sync", in_flight=[1], issued_in=[(1, 8), (2, 5)])
     found = only(run.go(5.0))
     assert (found.ranks, found.evidence.why) == ((), "crossed")
-    assert found.message == "ranks 0, 1 waiting for bucket 0 for 5 s in step 40; each waits in another group"
+    assert found.message == "ranks 0, 1 have been waiting for bucket 0 for 5 s in step 40; each waits in another group"
 
 
 def test_a_hang_that_ends_keeps_what_it_cost() -> None:
@@ -458,6 +458,8 @@ def test_the_call_sites_are_shown() -> None:
     )
     found = only(run.go(1.0))
     assert found.evidence.call_sites == {1: "cli.py:31 in fetch", 2: "t.py:7 in f"}
+    where = "rank 1 is stuck in backward of step 40 for 4 s (cli.py:31 in fetch)"
+    assert found.message.startswith(where)  # also in plain lines
     assert found.evidence.stacks[0].frames[0] == "/usr/lib/python3.11/threading.py:600 in wait"
     assert not any("other.py" in frame for frame in found.evidence.stacks[0].frames)
     lines = stack_lines(found.ranks, found.evidence)

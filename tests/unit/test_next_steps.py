@@ -220,6 +220,7 @@ def test_each_lost_account_has_a_next_step(account: Any) -> None:
 
 ALL = Evidence(
     host="node-a", late_ranks=[0, 1], late_ms=12.5, excess_ms=11.0, watched_steps=434, step_ms=230.0, group=[0, 1, 2],
+    rest_after="forward",
     parts_ms={"backward": 7.0, "data": 4.0}, throughout=True,
     why="behind", issued={0: 10, 1: 12}, call_sites={1: "train.py:7"}, stacks=[STUCK], no_stack={0: "silent"},
     longest_ms=2000.0, ranks=8, unwatched=True, beyond_tail=False, denied=True,
@@ -246,7 +247,7 @@ def test_no_sentence_has_a_raw_key_or_a_figure_without_a_unit() -> None:
         assert not any(name in text for name in raw), text
         assert not re.search(r"\d\.\d+$", text), text
         assert len(text.split()) > 2, text
-    assert "it struck 176 steps" in said
+    assert "it struck 176 of the 434 steps that were timed" in said
     assert "it came 2 times" in said
     assert "late by 12 ms in such a step" in said
     assert "a step takes 44 % longer than before" in said

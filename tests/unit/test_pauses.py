@@ -185,6 +185,7 @@ class TestPauses:
     def test_a_short_collection_is_no_warning(self):
         (found,) = with_collections([(0, 15 if n == 30 else 0) for n in range(60)])
         assert (found.kind, found.phase, found.severity) == ("pause", "gc", "info")
+        assert with_collections([(0, 13 if n == 30 else 0) for n in range(60)]) == []  # it was listed, with 0.00 s
 
     @pytest.mark.parametrize(("every", "severity"), [(4, "warning"), (10, "info")])  # 1.2 and 0.5 %
     def test_collections_are_a_warning_where_they_cost_a_hundredth_of_a_step(self, every, severity):

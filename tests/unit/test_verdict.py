@@ -71,7 +71,7 @@ class TestVerdict:
         stall = Incident("pause", "warning", "rank 1 paused", (1,), since_step=10, share=0.06)
         found = state.verdict(summarise(state.recent()), [lasts, stall])
         assert (found.kind, found.text.split("; ")[-1]) == (
-            "imbalance", "earlier: pause of rank 1 at step 10, 6.0 % of all ranks' time",
+            "imbalance", "earlier: pause (rank 1) at step 10, 6.0 % of all ranks' time",
         )  # fmt: skip
 
     def test_what_cost_more_and_is_over_is_named_beside_what_lasts(self):
@@ -80,7 +80,7 @@ class TestVerdict:
         for share, said in ((0.10, True), (0.015, False)):
             stall = Incident("pause", "warning", "rank 1 paused", (1,), since_step=10, share=share)
             found = state.verdict(summarise(state.recent()), [lasts, stall])
-            assert (found.kind, "earlier: pause of rank 1" in found.text) == ("exposed_comm", said)
+            assert (found.kind, "earlier: pause (rank 1)" in found.text) == ("exposed_comm", said)
 
     def test_ranks_of_one_host_are_not_all(self):
         """As on a host whose `ddpwatch` shows its own ranks only: what the others do is not known there."""
@@ -162,7 +162,7 @@ class TestVerdict:
         found = judged([hello(0), hello(1), layout(), *steps])
         assert (found.kind, found.severity) == ("lost", "warn")
         assert found.text.startswith("14.0 % of all ranks' time lost: 7.6 % exposed transfer, ")
-        earlier = r"; no incident is ongoing; earlier: straggler of rank 1 in steps 20–59 and 2 more, \d+ % of all"
+        earlier = r"; no incident is ongoing; earlier: straggler \(rank 1\) in steps 20–59 and 2 more, \d+ % of all"
         assert re.search(earlier, found.text), found.text
 
     def test_ranks_that_drifted_apart_never_stand_well_again(self):

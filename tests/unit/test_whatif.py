@@ -17,7 +17,7 @@ from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif import answer
-from ddpwatch.whatif.answer import Prediction, WhatIf
+from ddpwatch.whatif.answer import Prediction, WhatIf, most_to_save
 from ddpwatch.whatif.assignment import MIB, limits_of
 from ddpwatch.whatif.cost import Guess
 from ddpwatch.whatif.model import LIKELY_RANK_ONE, fit, noise, segment_bounds
@@ -377,6 +377,9 @@ def test_communication_for_free_is_a_bound() -> None:
     assert bound.change.endswith("(the bound)")
     others = asked.ask([*(Change(cap_mib=cap) for cap in (1, 5)), Change(link=9)])
     assert all(other.step_ms >= bound.step_ms for other in others)
+    exposed_ms = bound.gain_ms + bound.exposed_ms + 9  # what it gains need not be what is no longer exposed
+    said = most_to_save(exposed_ms, JOB.step_ms, [replace_in(bound, exposed_ms=20.0)])
+    assert f"gain {bound.gain_ms:.1f} ms at most; of {exposed_ms:.1f} ms exposed, 20.0 ms stay" in said
 
 
 def test_two_at_once_gain_more_than_one() -> None:

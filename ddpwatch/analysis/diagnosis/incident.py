@@ -131,7 +131,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         growth: By how much a step has become longer, as a share of the first ones.
         longer: By how much a step is longer, as a share of those before.
         slower: How many times as long transfers take.
-        busbw_gbps: Their bandwidth before and since.
+        busbw_gbps: Their bus bandwidth, before and since; of exposed communication, only that of its bucket.
         memory: What of the memory grows, and how soon it is full.
         device: The cause outside the job.
     """

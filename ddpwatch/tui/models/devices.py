@@ -49,10 +49,10 @@ class DeviceLine:
 
 @dataclass(frozen=True, slots=True)
 class StepShares:
-    """Shares of a step, from 0 to 1: computing, waiting in a collective, and the rest."""
+    """Shares of a step, from 0 to 1: computing, exposed communication, and the rest."""
 
     compute: float
-    waiting: float
+    exposed: float
     rest: float
 
 
@@ -154,13 +154,13 @@ def mean_history(devices: Sequence[DeviceLine]) -> History:
 def step_shares(ranks: Sequence[RankSummary]) -> StepShares | None:
     """Returns where the step of a device's ranks goes.
 
-    Returns None where completions are not measured, because then waiting looks like computing.
+    Returns None where completions are not measured, because then exposed communication looks like compute.
     """
     known = [rank for rank in ranks if rank.step_ns and rank.exposed_ns is not None]
     if not known:
         return None
-    compute, waiting = _share(known, "forward", "backward", "optimizer"), _share(known, "exposed_comm")
-    return StepShares(compute, waiting, max(1 - compute - waiting, 0.0))
+    compute, exposed = _share(known, "forward", "backward", "optimizer"), _share(known, "exposed_comm")
+    return StepShares(compute, exposed, max(1 - compute - exposed, 0.0))
 
 
 def _share(ranks: Sequence[RankSummary], *phases: str) -> float:

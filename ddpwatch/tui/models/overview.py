@@ -5,7 +5,7 @@ All arithmetic ends here or in `ddpwatch.analysis`; paint functions only place w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -19,7 +19,9 @@ from ddpwatch.analysis.diagnosis.words.wording import ACTIVITIES, LIVE_PHASES
 from ddpwatch.analysis.figures import RankMemory, ThroughputFigures
 from ddpwatch.analysis.step import buffer_waits
 from ddpwatch.analysis.window import RankSummary, Summariser, Summary
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.sampling.cost import Cost
+from ddpwatch.sampling.stillness import STILL_NS
 from ddpwatch.tui.models.by_rank import ByRank
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines
 from ddpwatch.tui.models.history import HistoryPoint, StepHistory
@@ -168,7 +170,7 @@ def rank_lines(
 
     def line(rank: int) -> RankLine:
         known = state.ranks[rank]
-        status = rank_status(state, known, rank in stuck)
+        status = rank_status(state, known, stuck)
         host = hosts.of_rank.get(rank, "")
         return _rank_line(known, host, status, summary, state.memory.of_rank(rank), rank == blamed)
 
@@ -356,8 +358,8 @@ def _rank_line(
     )
 
 
-def rank_status(state: RunState, rank: RankState, stuck: bool = False) -> tuple[str, str]:
-    """Returns what a rank is doing, as a text and its style; ``stuck`` if it holds up the others."""
+def rank_status(state: RunState, rank: RankState, stuck: Collection[int] = ()) -> tuple[str, str]:
+    """Returns what a rank is doing, as a text and its style; ``stuck`` are those that hold up the others."""
     status = state.status_of(rank.rank)
     if rank.bye is not None:
         return end_text(rank.bye)
@@ -365,13 +367,15 @@ def rank_status(state: RunState, rank: RankState, stuck: bool = False) -> tuple[
         return "unseen: its host is not connected", "warn"
     if status is RankStatus.SILENT:
         return f"silent {(state.now_ns - rank.seen_ns) / 1e9:.0f} s", "bad"
-    if stuck and rank.beat is not None:
+    if rank.rank in stuck and rank.beat is not None:
         return " ".join(filter(None, ("stuck", _place(rank.beat), f"{_since_s(rank.beat):.0f} s"))), "bad"
     if not rank.watched:
         return ACTIVITIES[NO_LONGER_WATCHED], "warn"
     if status is RankStatus.WAITING and rank.beat is not None:
         waited = (rank.beat.at_ns - rank.beat.since_ns) / 1e9
         return f"waiting {waited:.0f} s{_in_flight(rank.beat.in_flight, ' for')}", "warn"
+    if stuck and rank.beat is not None and _since_s(rank.beat) * NS_PER_S > STILL_NS:  # in a bare step, for example
+        return f"waiting {_since_s(rank.beat):.0f} s", "warn"
     return "running", "good"
 
 

@@ -1,4 +1,4 @@
-"""What the verdict's sentence leaves out: since when, at what cost, on which host, and where in the code."""
+"""What the verdict's sentence leaves out: since when, at what cost, and on which host."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ class VerdictFacts:
         incident: That one; None in a replay as long as only a part of it may be known.
         lasts_ns: From its first step to the newest; None if that step is not kept, or clocks cannot be compared.
         host, pid: Of the rank to blame, if it is one.
-        site: Where in the user's code the rank is that holds up the others; empty if that is not known.
     """
 
     incident: Incident | None
     lasts_ns: int | None = None
     host: str = ""
     pid: int | None = None
-    site: str = ""
 
 
 def verdict_facts(incident: Incident | None, state: RunState, hosts: HostNames) -> VerdictFacts | None:
@@ -36,13 +34,11 @@ def verdict_facts(incident: Incident | None, state: RunState, hosts: HostNames) 
         return None
     rank = state.ranks.get(incident.ranks[0]) if len(incident.ranks) == 1 else None
     hello = None if rank is None else rank.hello
-    sites = incident.evidence.call_sites or {}
     return VerdictFacts(
         incident,
         _lasts_ns(incident, state),
         host="" if hello is None else hosts.of_rank.get(hello.rank, ""),
         pid=None if hello is None else hello.pid,
-        site=next((site for at, site in sites.items() if at in incident.ranks), ""),
     )
 
 

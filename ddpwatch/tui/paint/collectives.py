@@ -12,7 +12,7 @@ from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM
 from ddpwatch.tui.paint.grid import Column, paint_grid
 from ddpwatch.tui.paint.spark import paint_columns
-from ddpwatch.tui.text import first_fit, shorten, shorten_name
+from ddpwatch.tui.text import Field, first_fit, fit, shorten, shorten_name
 from ddpwatch.wire.messages import LayoutKind
 
 _LEAST_BAR = 16
@@ -127,7 +127,7 @@ def paint_collectives(
     row = rows[selected]
     if len(rows) < height - 3:
         canvas.put(1, height - 2, shorten(_MEDIANS, width - 2), "dim")
-    canvas.put(1, height - 1, shorten(f"{_note(row)}, {row.steps} steps   Enter: {_more(row)}", width - 2), "dim")
+    canvas.put_runs(1, height - 1, fit(_note_fields(row), width - 2))
     return canvas.rows()
 
 
@@ -135,6 +135,14 @@ def _note(row: BucketSummary) -> str:
     if row.kind == "call":
         return f"{_named(row)}, {_operation(row)} in {str(row.role) or UNKNOWN}, {row.per_step or 0:g} a step"
     return f"{_named(row)}: {shorten_name(row.name, 80) or 'its parameters are not known'}"
+
+
+def _note_fields(row: BucketSummary) -> list[Field]:
+    """Returns what the row is, what its transfers reach, also where the columns of that have given way, and the key."""
+    note, steps = _note(row), f"{row.steps} steps"
+    rate = "" if row.busbw is None else f"{size(row.nbytes)} at {three_digits(row.busbw / 1e9)} GB/s"
+    enter = Field(f"Enter: {_more(row)}", "Enter: details", 2, "dim")
+    return [Field(note, note, 0, "dim"), Field(steps, steps, 3, "dim"), Field(rate, rate, 1, "dim"), enter]
 
 
 def _more(row: BucketSummary) -> str:

@@ -20,7 +20,7 @@ _LEAST_CHART = 6
 _MOST_CHART = 14
 _WIDE = 120
 _CARD_ROWS = 4
-_MUCH_WAITING = 0.1  # of a step
+_MUCH_EXPOSED = 0.1  # of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def paint_devices(
     width, height = size
     canvas = Canvas(width, height)
     canvas.fill(0, width, 0, " ", "heading")
-    title = "devices: busy as the driver counts it, and where that time goes"
+    title = "devices: how busy each is, and where the step of its ranks goes"
     if hidden:
         title = f"{len(cards)} of {len(cards) + hidden} devices, {hidden} not shown: {WORST_FIRST}"
     canvas.put(1, 0, shorten(title, width - 2), "heading")
@@ -187,17 +187,17 @@ def paint_devices(
 
 
 def _paint_line(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: bool) -> None:
-    """Paints what matters most of a card: how busy the device is, how much of that is waiting, and its limits."""
+    """Paints what matters most of a card: how busy the device is, how much of a step is exposed, and its limits."""
     canvas.put(0, y, "▶" if selected else " ", "warn")
     name, busy, *figures = device_fields(card.line)
     limits = [field for field in limit_fields(card.line.device) if field.style == "warn"]
-    waits = [] if card.shares is None else [_waiting_field(card.shares)]
-    canvas.put_runs(1, y, fit([name, busy, *waits, *limits, *figures], width))
+    exposed = [] if card.shares is None else [_exposed_field(card.shares)]
+    canvas.put_runs(1, y, fit([name, busy, *exposed, *limits, *figures], width))
 
 
-def _waiting_field(shares: StepShares) -> Field:
-    text = f"waiting {percent(shares.waiting):>4}"
-    return Field(text, text, 0, "warn" if shares.waiting >= _MUCH_WAITING else "dim")
+def _exposed_field(shares: StepShares) -> Field:
+    text = f"exposed {percent(shares.exposed):>4}"
+    return Field(text, text, 0, "warn" if shares.exposed >= _MUCH_EXPOSED else "dim")
 
 
 def _paint_card(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: bool) -> None:
@@ -214,23 +214,23 @@ def _paint_card(canvas: Canvas, card: DeviceCard, y: int, width: int, selected: 
 
 
 def _paint_shares(canvas: Canvas, card: DeviceCard, y: int, width: int) -> None:
-    """Paints waiting hatched, as exposed communication is everywhere: "100 % busy" may be just that."""
+    """Paints exposed communication hatched, as everywhere: "100 % busy" may be just that."""
     shares = card.shares
     if shares is None:
-        text = f"step {UNKNOWN}: completions are not measured, so waiting looks like computing"
+        text = f"step {UNKNOWN}: completions are not measured, so exposed communication looks like compute"
         canvas.put(1, y, text[:width], "dim")
         return
-    text = f"compute {percent(shares.compute)}, waiting {percent(shares.waiting)}, other {percent(shares.rest)}"
+    text = f"compute {percent(shares.compute)}, exposed {percent(shares.exposed)}, rest {percent(shares.rest)}"
     of_step = f" {text} of the step"
     ranks = f", {counted(card.ranks, 'rank')}"
     text = first_fit([of_step + ranks, of_step, f" {text}"], max(width - 8, 0))
     room = max(width - len(text) - 1, 0)
     compute = round(room * shares.compute)
-    waiting = min(round(room * shares.waiting), room - compute)
+    exposed = min(round(room * shares.exposed), room - compute)
     canvas.fill(1, 1 + compute, y, "▓", "backward")
-    canvas.fill(1 + compute, 1 + compute + waiting, y, "╱", "exposed")
-    canvas.fill(1 + compute + waiting, 1 + room, y, "·", "idle")
-    canvas.put(1 + room, y, text, "warn" if shares.waiting >= _MUCH_WAITING else "dim")
+    canvas.fill(1 + compute, 1 + compute + exposed, y, "╱", "exposed")
+    canvas.fill(1 + compute + exposed, 1 + room, y, "·", "idle")
+    canvas.put(1 + room, y, text, "warn" if shares.exposed >= _MUCH_EXPOSED else "dim")
 
 
 def _paint_histories(canvas: Canvas, line: DeviceLine, box: tuple[int, int, int, int]) -> None:

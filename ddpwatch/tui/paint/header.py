@@ -15,6 +15,7 @@ from ddpwatch.common.text import UNKNOWN, counted, ms, percent, plus_minus, size
 from ddpwatch.recording.seek import duration_text
 from ddpwatch.sampling.cost import NO_COST
 from ddpwatch.tui.models.history import NEW_STEPS, SPARK_STEPS
+from ddpwatch.tui.models.incidents import covers
 from ddpwatch.tui.models.overview import Link, LinkState, Overview
 from ddpwatch.tui.models.verdict_facts import VerdictFacts
 from ddpwatch.tui.paint.canvas import Canvas, Row
@@ -333,15 +334,22 @@ def _lasted(ns: int) -> str:
 def _facts(model: Overview, facts: VerdictFacts) -> list[Field]:
     hangs = model.verdict.incident is not None and model.verdict.incident.kind == "hang"
     where = shorten_host(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
-    site = f"at {shorten_name(facts.site, 60)}" if facts.site else ""
-    key = "7: stacks" if hangs else "7: details"
+    key = "7: stacks" if hangs else _details(model)
     return [
-        Field(site, site, 0, "strong"),
         _since(facts, ended=model.ended),
         _cost_of(facts.incident, model.diagnosed.unit, 4 if hangs else 2, final=model.ended or model.diagnosed.whole),
         Field(where, where, 3),
         Field(key, key, 5 if not hangs else 2, "dim"),
     ]
+
+
+def _details(model: Overview) -> str:
+    """Returns the key for more, and how many incidents the verdict is chosen from."""
+    found = model.diagnosed
+    ongoing = [] if model.ended else [one for one in found.incidents if one.open and one.counts]
+    if found.whole:  # which may start later than the position
+        ongoing = [one for one in ongoing if covers(one, model.newest_step or 0)]
+    return f"7: {len(ongoing)} ongoing" if len(ongoing) > 1 else "7: details"
 
 
 def _since(facts: VerdictFacts, ended: bool) -> Field:

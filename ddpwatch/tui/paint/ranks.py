@@ -105,6 +105,8 @@ def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
         for level in range(SHADES):
             x = canvas.put(x, 0, GLYPHS[level] * 2, f"heat-{level}")
         x = canvas.put(x, 0, f" {figure(heat, high)}", "heading") + 3
+    if x - 3 <= end:
+        canvas.put(end + 1, 0, "newest", "heading")
     if len(heat.costs) and canvas.width >= _ROOMY:
         canvas.put(end + _RIGHT, 0, "     cost s   share", "heading")
     if heat.process_groups and canvas.width >= _ROOMY:

@@ -73,7 +73,7 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
         return "·", "text", "; ".join(filter(None, [nothing, most]))
     best = answer.best.prediction
     interval = f"{three_digits(best.gain_low_ms)} to {three_digits(best.gain_high_ms)}"
-    gained = f"{three_digits(best.gain_ms)} ms a step ({interval}; {percent(best.gain)})"
+    gained = f"{three_digits(best.gain_ms)} ms a step ({interval}; {percent(best.gain, 1)})"
     return "✓", "good", "; ".join(filter(None, [f"{best.change} would gain {gained}", most, missing]))
 
 
@@ -131,7 +131,7 @@ def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, fl
     canvas.put(2, y, f"{shorten(name, gutter - 4)}{f' {_BEST}' if best else ''}", style)
     gains = {
         "gain ms": _signed(found.gain_ms),
-        "90 % interval": f"{three_digits(found.gain_low_ms)} … {three_digits(found.gain_high_ms)}",
+        "90 % interval": f"{three_digits(found.gain_low_ms)} … {three_digits(found.gain_high_ms)}".replace("-", "−"),
         "gain": f"{_signed(100 * found.gain)} %",
     }
     cells = [(three_digits(found.step_ms), _STEP), *((gains[head], column) for head, column in _gain_columns(canvas))]

@@ -1,5 +1,7 @@
 """The view of collectives, by Pilot."""
 
+import re
+
 from ddpwatch.wire.messages import BucketLayout, Layout
 from tests.support.dashboards import app_on, body, watching
 from tests.support.frames import hello, light, run, step
@@ -28,6 +30,14 @@ class TestCollectives:
             assert fired == [["0", "29.0", "1", "b"], ["1", "39.0", "0", "a"]]
             await pilot.press("escape")
             assert "bytes▼" in body(app)
+
+    async def test_a_narrow_line_says_what_transfers_reach_and_cuts_no_word(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, [*run(20, late_rank=1), layout(0, ["", "blocks.9.attention.weight"], 0)])
+            await pilot.press("3")
+            (note,) = (line for line in body(app).splitlines() if "Enter: " in line)
+            assert re.fullmatch(r" bucket 0: .+  1.0 MiB at \S+ GB/s  Enter: details", note.rstrip())
 
     async def test_completions_are_those_of_full_steps_however_long_ago(self):
         app = app_on()

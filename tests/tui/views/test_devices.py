@@ -36,7 +36,7 @@ class TestDevices:
             assert "not shown" not in body(app)
             lines = re.findall(r"^[▶ ](GPU\d|CPU) .* \d\d % .*mem .* GiB", body(app), re.MULTILINE)
             assert lines == [*(f"GPU{index}" for index in range(8)), "CPU"]
-            assert re.search(r"^ CPU .* waiting 10 % ", body(app), re.MULTILINE)  # the ranks that are on it
+            assert re.search(r"^ CPU .* exposed 10 % ", body(app), re.MULTILINE)  # the ranks that are on it
             await pilot.press(*["down"] * 8)
             await pilot.resize_terminal(80, 70)
             await pilot.pause()
@@ -48,5 +48,5 @@ class TestDevices:
         async with app.run_test(size=(140, 30)) as pilot:
             await watching(pilot, [*run(20, late_rank=1), device(0, 100.0), device(1, 99.0)])
             await pilot.press("5")
-            assert "waiting 21 %" in body(app)  # of rank 0's step 36 %, of rank 1's 7 %
+            assert "exposed 21 %" in body(app)  # of rank 0's step 36 %, of rank 1's 7 %
             assert "busy % over the last seconds" in body(app)

@@ -14,7 +14,7 @@ class TestLog:
             await watching(pilot, run(20, late_rank=1))
             await pilot.press("7")
             assert re.search(r"● straggler +1 +backward b +1–", body(app))
-            assert "judged by 19 steps that were timed" in body(app)
+            assert "of the 19 steps that were timed" in body(app)
             hidden = list(synchronous([(0, 0)] * 110, 20, start_ms=20 * 140, comm_done=[60 * MS, 80 * MS]))
             app.jobs.sources["run-1"].put(chain.from_iterable(hidden[:70]), 10)
             await until(pilot, lambda: app.session.overview.verdict.kind != "straggler")

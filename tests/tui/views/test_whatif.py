@@ -48,7 +48,7 @@ class TestView:
             assert f"{said['steps']} steps timed in full" in text
             assert f"measured {three_digits(said['replayed']['measured_ms'])} " in text
             for row in said["scenarios"]:
-                interval = f"{three_digits(row['gain_low_ms'])} … {three_digits(row['gain_high_ms'])}"
+                interval = f"{three_digits(row['gain_low_ms'])} … {three_digits(row['gain_high_ms'])}".replace("-", "−")
                 start = re.escape(f"{row['change']} {three_digits(row['step_ms'])} ")
                 assert re.search(rf"{start}[+−][\d.]+ {re.escape(interval)}", text.replace(" ◀", "")), row["change"]
             of_code = [row for row in said["scenarios"] if row["change"].startswith(("bucket cap", "fp16", "bf16"))]

@@ -300,7 +300,7 @@ class RankLiveness:
         return Incident(
             kind="hang",
             severity="error",
-            message=mismatch or hang_message(blamed, self._lives, self._now_ns),
+            message=mismatch or hang_message(blamed, self._lives, self._now_ns, sites.get(first.rank, "")),
             ranks=blamed.ranks,
             phase=_phase(first),
             bucket=min(buckets, default=None),
@@ -330,11 +330,11 @@ class RankLiveness:
         took_ns = max(hang.took_ns, *took.values()) if took else hang.took_ns
         shown, until = hang.shown, hang.until_step
         since = shown.since_step
-        sites = shown.evidence.call_sites if shown.evidence.why == "mismatch" else None
+        sites, mismatch = shown.evidence.call_sites or {}, shown.evidence.why == "mismatch"
         last = since if until is None or since is None else max(since, until)
         return replace(
             shown,
-            message=past_hang_message(hang.blame, shown.phase, since, took_ns, sites),
+            message=past_hang_message(hang.blame, shown.phase, since, took_ns, sites, mismatch),
             cost_ns=hang.cost_ns + sum(ns for rank, ns in took.items() if rank in hang.blame.waiting),
             in_steps=until is not None,
             until_step=last,

@@ -17,28 +17,35 @@ from ddpwatch.analysis.diagnosis.words.wording import (
 from ddpwatch.wire.messages import Beat, Bye
 
 
-def hang_message(blame: Blame, lives: Mapping[int, RankLife], now_ns: int) -> str:
-    """Returns who holds up whom, while that lasts."""
+def hang_message(blame: Blame, lives: Mapping[int, RankLife], now_ns: int, site: str = "") -> str:
+    """Returns who holds up whom, while that lasts.
+
+    Args:
+        blame: Who, and why.
+        lives: What is known of the ranks.
+        now_ns: By the clock of the ranks' last signs.
+        site: Where in the user's code the first rank that is blamed is; empty if that is not known.
+    """
     waiting = [lives[rank] for rank in blame.waiting]
     if not blame.ranks:
-        text = f"{ranks_named(blame.waiting)} {_stuck(waiting[0])}"
+        text = _stuck(blame.waiting, waiting[0])
         return text + ("; each waits in another group" if blame.why == "crossed" else "")
     first = lives[blame.ranks[0]]
     if blame.why == "finished":
         return f"{ranks_named(blame.ranks)} {_has(blame.ranks)} finished{_who_waits(waiting)}"
     if silent_ns := first.silent_ns(now_ns):
-        text = f"{ranks_named(blame.ranks)} silent for {silent_ns / 1e9:.0f} s"
+        text = f"{ranks_named(blame.ranks)} {_has(blame.ranks)} been silent for {silent_ns / 1e9:.0f} s"
         text += "" if first.beat is None else f", last seen in step {first.beat.step}"
     else:
-        text = f"{ranks_named(blame.ranks)} {_stuck(first)}"
+        text = _stuck(blame.ranks, first) + _in_parentheses(site)
     return text + (_who_waits(waiting) or _who_is_ahead(blame))
 
 
 def past_hang_message(
-    blame: Blame, phase: str, step: int | None, took_ns: int, sites: Mapping[int, str] | None = None
+    blame: Blame, phase: str, step: int | None, took_ns: int, sites: Mapping[int, str], mismatch: bool = False
 ) -> str:
-    """Returns who held up whom, once it is over; of a mismatch, at which call sites."""
-    if sites is not None:
+    """Returns who held up whom, once it is over, and at which call sites, as far as these are known."""
+    if mismatch:
         return _mismatch_words("waited", sites, took_ns, step)
     stuck = f"stuck for {took_ns / 1e9:.0f} s"
     where = f", {place(phase)}" if phase else ""
@@ -48,6 +55,7 @@ def past_hang_message(
     if blame.why == "finished":
         return f"{ranks_named(blame.waiting)} waited for {took_ns / 1e9:.0f} s{at}: others had finished"
     text = f"{ranks_named(blame.ranks)} {_was(blame.ranks)} {stuck}{where}{at}"
+    text += _in_parentheses(sites.get(blame.ranks[0], ""))
     return text + (f"; {ranks_named(blame.waiting)} waited" if blame.waiting else "")
 
 
@@ -72,16 +80,21 @@ def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) ->
     return text + _who_waits(alive)
 
 
-def _stuck(life: RankLife) -> str:
-    """Returns where a rank stands still, and for how long."""
-    beat = life.beat
+def _stuck(ranks: Sequence[int], life: RankLife) -> str:
+    """Returns where ranks stand still, and for how long, by the first one."""
+    beat, who = life.beat, ranks_named(ranks)
+    is_stuck = f"{who} {'is' if len(ranks) == 1 else 'are'} stuck"
     if beat is None:
-        return "stuck"
+        return is_stuck
     took = f"{life.stillness.still_ns / 1e9:.0f} s"
     if beat.phase == "sync" and not beat.activity:
         what = buckets_named(beat.in_flight) if beat.in_flight else "other ranks"
-        return f"waiting for {what} for {took} in step {beat.step}"
-    return f"{_live_place(beat)} for {took}"
+        return f"{who} {_has(ranks)} been waiting for {what} for {took} in step {beat.step}"
+    return f"{is_stuck} {_live_place(beat)} for {took}"
+
+
+def _in_parentheses(site: str) -> str:
+    return f" ({site})" if site else ""
 
 
 def _live_place(beat: Beat) -> str:

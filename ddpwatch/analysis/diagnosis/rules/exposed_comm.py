@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, ModuleBucket, Severity
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
@@ -16,6 +18,7 @@ from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.thresholds import EXPOSED_SHARE
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, bucket_named, unit
 from ddpwatch.analysis.step import BucketKey
+from ddpwatch.common.statistics import RollingMedian
 
 
 class ExposedComm:
@@ -31,6 +34,7 @@ class ExposedComm:
         self._repeated = repeated
         self._share = HighShare(EXPOSED_SHARE, self._rest_ns)
         self._bucket_ns: Counter[ModuleBucket] = Counter()
+        self._rates: dict[ModuleBucket, RollingMedian] = {}  # bus bandwidth in GB/s
         self._order: tuple[ModuleBucket, ...] = ()  # as launched
         self._measured = False  # whether completions are measured at all
 
@@ -41,6 +45,7 @@ class ExposedComm:
             self._measured = True
             if least and split.transfer_ns > WORTH_A_LOOK * split.total:
                 self._note_buckets(least)
+                self._note_rates(facts.across)
         self._share.add_split(split, self._rest_ns(split) if judged and self._measured else None)
 
     def _rest_ns(self, split: StepSplit) -> int:
@@ -57,6 +62,13 @@ class ExposedComm:
             if ns:
                 self._bucket_ns[key[:2]] += ns
         self._order = _order(tuple(least))
+
+    def _note_rates(self, across: StepAcrossRanks) -> None:
+        """Notes what the transfers of the bucket reach that is exposed most."""
+        most = max(self._bucket_ns, key=self._bucket_ns.__getitem__, default=None)
+        for key, rate in bus_bandwidths(across).items():
+            if rate is not None and key[:2] == most:
+                self._rates.setdefault(most, RollingMedian(WINDOW)).add_value(rate / 1e9)
 
     def _is_slower_link(self, since: int, is_open: bool) -> bool:
         """Returns whether transfers are only exposed while they are slower, or were a window ago.
@@ -81,7 +93,9 @@ class ExposedComm:
         severity: Severity = "warning" if spell.share >= EXPOSED_SHARE else "info"
         message = exposed_sentence(spell.share, bucket, place, names, is_open, is_split)
         incident = spell.incident("exposed_comm", severity, message, "exposed_comm", is_open)
-        evidence = incident.evidence | Evidence(bucket_place=place or None)
+        rates = self._rates.get(bucket) if bucket is not None else None
+        busbw = None if rates is None else [rates.median]
+        evidence = incident.evidence | Evidence(bucket_place=place or None, busbw_gbps=busbw)
         return replace(incident, module=module, bucket=index, evidence=evidence)
 
     def _place(self, bucket: ModuleBucket) -> str:

@@ -28,6 +28,7 @@ from ddpwatch.wire.messages import PAUSE_PHASES, Stack
 
 PAUSE_NS = 250_000_000  # longer than a usual step, at least
 WORTH = 0.01  # of a step, that collections cost which recur: less is no warning
+SHOWN_NS = 5_000_000  # what others wait for marks that do not recur: less is shown as 0 seconds
 LONE_NS = 1_000_000_000  # what others wait for one that does not recur: less is no warning, as a job starts with one
 PAUSE_STEPS = 1.5  # in steps, longer than a usual step, at least
 WITHIN = 0.25  # a late rank's usual lateness, as a share of a pause: such a pause is part of its incident
@@ -106,7 +107,7 @@ class Pauses:
     def incidents(self) -> list[Incident]:
         """Returns all that were found."""
         found = self._known()
-        found = [pause for pause in found if pause.whole_cost_ns or not (pause.seen_ns or pause.unseen_ns)]
+        found = [pause for pause in found if not _is_trifle(pause)]
         for pause in found:
             pause.incident = pause.incident or _incident(pause)
         incidents = [(pause, pause.incident) for pause in found if pause.incident is not None]
@@ -281,6 +282,12 @@ class Pauses:
         """Keeps the costliest, and the newest."""
         if len(self._found) > KEEP_PAUSES:
             del self._found[min(range(KEEP_PAUSES), key=lambda at: self._found[at].whole_cost_ns)]
+
+
+def _is_trifle(pause: Pause) -> bool:
+    """Returns whether marks alone show it, and others waited next to nothing for it."""
+    is_marked = bool(pause.seen_ns or pause.unseen_ns)
+    return is_marked and pause.whole_cost_ns < (1 if pause.recurs else SHOWN_NS)
 
 
 def _all_wait_for_data(facts: StepFacts, excess: int) -> bool:

@@ -54,4 +54,4 @@ def account_names(account: str, rank: int | None, phase: str) -> list[str]:
 def account_in_phase(account: str, rank: int | None, phase: str) -> str:
     """Returns the same, followed by that phase."""
     name = account_name(account, rank, phase)
-    return f"{name} ({phase})" if rank is not None and phase else name
+    return f"{name} ({phase_name(phase)})" if rank is not None and phase else name

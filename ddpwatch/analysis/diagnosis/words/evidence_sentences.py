@@ -9,14 +9,17 @@ from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, End,
 from ddpwatch.analysis.diagnosis.words.wording import (
     how_ended,
     ms_named,
-    phase_named,
     processes_named,
     ranks_named,
     where_ended,
 )
 from ddpwatch.common.text import percent, size, three_digits
 
-ELSEWHERE: Final = ("stacks", "call_sites", "no_stack", "rest_after")  # in `wording.stack_lines`, or the message
+# `wording.stack_lines` shows the stacks, and the incident's message says the rest.
+ELSEWHERE: Final = (
+    "stacks", "call_sites", "no_stack", "rest_after", "watched_steps", "excess_ms", "parts_ms", "share_of_step",
+    "bucket_place",
+)  # fmt: skip
 _WHY: Final = {
     "behind": "blamed because others have issued more collectives",
     "elsewhere": "blamed because it does something else, while others wait for it",
@@ -26,7 +29,6 @@ _WHY: Final = {
     "unknown": "nobody is blamed: no rank is behind",
     "mismatch": "ranks wait for each other in different collectives",
 }
-_PLACES: Final = {"middle": "most of it is a bucket in the middle"}
 _SHARES: Final = {  # of the time, by the name of a device's figure
     "wait": "a thread that wanted a core waited for one {} of the time",
     "run": "its threads ran {} of the time",
@@ -68,7 +70,9 @@ def evidence_sentences(evidence: Evidence, steps: int = 0, occurrences: int = 1)
         steps: How many it struck; 0 if that is not known.
         occurrences: How many times it came.
     """
-    found = [f"it struck {_count(steps)}"] if steps else []
+    watched = evidence.watched_steps
+    of = _count(steps) if watched is None else f"{steps} of the {_count(watched)} that were timed"
+    found = [f"it struck {of}"] if steps else []
     if occurrences > 1:
         found.append(f"it came {occurrences} times")
     for name, value in evidence.known().items():
@@ -102,6 +106,12 @@ def _issued(counts: Mapping[int, int]) -> list[str]:
     return [f"collectives issued: {', '.join(f'{count} by rank {rank}' for rank, count in [*counts.items()][:16])}"]
 
 
+def _busbw(rates: Sequence[str]) -> str:
+    if len(rates) == 1:
+        return f"its data travels at {rates[0]} GB/s (bus bandwidth)"
+    return f"bus bandwidth: {rates[0]} GB/s before, {rates[1]} GB/s since"
+
+
 def _memory(memory: MemoryFigures) -> list[str]:
     return [f"it uses {size(memory.used_bytes)}", f"{size(memory.left_bytes)} are left there"]
 
@@ -128,7 +138,7 @@ def _device(found: DeviceFigures | DeniedTime) -> list[str]:
     ]
     also = [f"also: {text}" for text in found.also or ()]
     busy = [f"busiest: {processes_named(found.busy)}"] if found.busy else []
-    return [*filter(None, [named, whose]), *compared, *filter(None, said), *also, *busy]
+    return [*filter(None, [named, whose, said[0]]), *compared, *filter(None, said[1:]), *also, *busy]
 
 
 def _value(name: str, value: float) -> str:
@@ -150,10 +160,7 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "host": _one("on host {}"),
     "late_ranks": _ranks("late are {}"),
     "late_ms": _ms("late by {} in such a step"),
-    "excess_ms": _ms("what makes it late takes {} longer than on other ranks"),
-    "parts_ms": lambda parts: [f"{phase_named(phase)} takes {ms_named(ms)} longer" for phase, ms in parts.items()],
     "throughout": lambda throughout: ["all of its gradients come more slowly"] if throughout else [],
-    "watched_steps": lambda steps: [f"judged by {steps} steps that were timed"],
     "step_ms": _ms("a typical step took {} when it was found"),
     "group": _ranks("compared among {}"),
     "why": lambda why: [_WHY.get(why, "")],
@@ -166,13 +173,11 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "ends": _ends,
     "hung": _ranks("before, {} held up the others"),
     "steps": lambda steps: [f"nothing was reduced in {_count(steps)}"],
-    "share_of_step": _share("it takes {} of a step"),
-    "bucket_place": lambda place: [_PLACES.get(place, f"most of it is the {place} bucket")],
     "reductions": lambda times: [f"{times} reductions per update"],
     "growth": _share("a step takes {} longer than at first"),
     "longer": _share("a step takes {} longer than before"),
     "slower": lambda times: [f"transfers take {times:.1f} times as long as before"],
-    "busbw_gbps": lambda rates: ["bus bandwidth: {} GB/s before, {} GB/s since".format(*map(three_digits, rates))],
+    "busbw_gbps": lambda rates: [_busbw([three_digits(rate) for rate in rates])],
     "memory": _memory,
     "device": _device,
 }

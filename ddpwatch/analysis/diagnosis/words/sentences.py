@@ -65,7 +65,7 @@ def _how_often(incident: Incident) -> str:
         return " in each step"
     if incident.period is not None:
         return f" in every {ordinal(incident.period)} step"
-    return f" in {incident.steps} of {incident.evidence.watched_steps} watched steps"
+    return f" in {incident.steps} of {incident.evidence.watched_steps} timed steps"
 
 
 def ordinal(number: int) -> str:

@@ -209,10 +209,10 @@ def _cost(incident: Incident) -> float:
 
 def _named(incident: Incident) -> str:
     """Returns what an incident was, whose, and when, as short as can be."""
-    whose = f" of {ranks_named(incident.ranks)}" if incident.ranks else ""
+    whose = f" ({ranks_named(incident.ranks)})" if incident.ranks else ""
     since, until = incident.since_step, incident.until_step
     when = "" if since is None else f" at step {since}" if until in (None, since) else f" in steps {since}–{until}"
-    return f"{incident.kind.replace('_', ' ')}{whose}{when}"
+    return f"{KINDS[incident.kind].name}{whose}{when}"
 
 
 def _prefixed(found: Verdict, steps: int, end: Bye | None) -> Verdict:
