@@ -94,8 +94,10 @@ def _lost(report: Report) -> dict[str, object]:
 
 
 def _incident(row: IncidentFigures, report: Report) -> dict[str, object]:
+    kind = KINDS[row.kind].name
     return {
-        "kind": KINDS[row.kind].name, "severity": row.severity, "message": row.message,
+        "kind": kind, "severity": row.severity, "message": row.message,
+        "after_kind": worst.named(row.kind, row.message).removeprefix(kind),
         "facts": worst.facts(row, report), "details": worst.details(row), "evidence": worst.evidence(row),
         "next": f"next: {row.next_step}",
         "ranks": row.ranks, "since": row.since_step, "until": row.until_step,

@@ -18,6 +18,7 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.files import write_html, write_page
 from ddpwatch.report.html import LEAST_RANKS, MOST_HOOKS, MOST_MARKS, MOST_RANKS
+from ddpwatch.report.incidents import named
 from ddpwatch.wire.messages import Bye, Hello, Layout, Message, Step
 from tests.support.dashboards import ended_recording
 from tests.support.runs import MS, record, run_of
@@ -121,6 +122,8 @@ def test_the_page_has_the_incidents_of_the_report(tmp_path: Path) -> None:
     write_html(record(tmp_path / "run.mcap", run_of(steps=40)), tmp_path / "report.html", Selection())
     data = data_of(tmp_path / "report.html")
     assert [row["message"] for row in data["incidents"]] == [row["message"] for row in data["report"]["incidents"]]
+    for row, found in zip(data["incidents"], data["report"]["incidents"], strict=True):
+        assert f"{row['kind']}{row['after_kind']}" == named(found["kind"], found["message"])  # its kind comes once
     death = next(row for row in data["incidents"] if row["kind"] == "death")
     assert (death["since"], death["until"]) == (39, 39)
     assert any("rank 1 died of an exception (RuntimeError: " in text for text in death["evidence"])

@@ -255,6 +255,14 @@ def test_no_sentence_has_a_raw_key_or_a_figure_without_a_unit() -> None:
     assert "bus bandwidth: 5.00 GB/s before, 3.00 GB/s since" in said
 
 
+def test_a_share_that_would_be_shown_as_0_is_not_shown() -> None:
+    figures = {"io_pressure": 0.0004, "steal": 0.001}
+    device = DeviceFigures(cause="cpu_pressure", host="", value=0.89, before=None, peers=None, figures=figures)
+    core, stolen = evidence_sentences(Evidence(device=device))
+    assert core == "some thread waited for a core 89 % of the time"
+    assert stolen.startswith("0.1 % of the CPU time")
+
+
 @pytest.mark.parametrize("why", [*get_args(Why), "mismatch"])
 def test_each_reason_for_a_blame_has_a_sentence(why: str) -> None:
     assert all(evidence_sentences(Evidence(why=why)))

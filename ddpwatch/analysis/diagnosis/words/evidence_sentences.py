@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, End, Evidence, MemoryFigures
+from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE
 from ddpwatch.analysis.diagnosis.words.wording import (
     how_ended,
     ms_named,
@@ -148,12 +149,14 @@ def _value(name: str, value: float) -> str:
 
 
 def _figure(name: str, value: float) -> str:
-    """Returns a device's figure as a text; empty for one that is 0, and so says nothing."""
+    """Returns a device's figure as a text; empty for one that is 0, or shown as 0, and so says nothing."""
+    if value < (LEAST_SHARE if name in _SHARES else 0) or not value:
+        return ""
     text = {**_SHARES, **_RATES, **_SIZES}.get(name)
     if text is None:  # a reason for a lower clock, by its name
         text = f"{name} limits the clock {{}} of the time"
-        return text.format(percent(value)) if value else ""
-    return text.format(_value(name, value)) if value else ""
+        return text.format(percent(value))
+    return text.format(_value(name, value))
 
 
 SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
