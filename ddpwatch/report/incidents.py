@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.evidence_sentences import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
-from ddpwatch.analysis.diagnosis.words.wording import as_waited, stack_lines
+from ddpwatch.analysis.diagnosis.words.wording import stack_lines, whose_time
 from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import clean, percent
 from ddpwatch.common.units import NS_PER_S
@@ -40,7 +40,7 @@ def facts(row: IncidentFigures, report: Report) -> str:
     if row.seconds and row.share and row.share >= LEAST_SHARE:
         unit = rank_seconds(report.run.timing_source)
         cost = f"{seconds_text(row.seconds * NS_PER_S)} {unit}, {share_text(row.share)} of all ranks' time"
-        found.append(cost + as_waited(row.kind, row.ranks))
+        found.append(cost + whose_time(row.kind, row.ranks))
     if row.gain:
         found.append(f"while it lasts, a step would be {percent(row.gain, 1)} shorter without it")
     if row.kind != "death":

@@ -28,7 +28,7 @@ from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, report_of
 from ddpwatch.report.compare_text import render_compare
 from ddpwatch.report.headline import exposed_sentence
-from ddpwatch.report.incidents import MOST_INCIDENTS, fail_if, parse_kinds
+from ddpwatch.report.incidents import MOST_INCIDENTS, facts, fail_if, parse_kinds
 from ddpwatch.report.lost import MOST_ROWS, account_table, bar, lost_sentence
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.tables import rank_table
@@ -161,6 +161,12 @@ def test_the_bar_has_every_part_by_its_share(report: Report) -> None:
     cells, legend = bar(accounts, 20)
     assert cells == "█" * 10 + "▓" * 6 + "▚" * 2 + "·" * 2
     assert legend == "█ compute 50.0 %  ▓ waiting 30.0 %  ▚ pauses 10.0 %  · other 10.0 %"
+
+
+def test_a_cost_that_lost_time_leaves_out_is_said_to_be_so(report: Report) -> None:
+    """All ranks slower cost 31.6 % of all ranks' time, in a run that had lost 21.4 %."""
+    slower = row("slow_device", "info", ranks=())
+    assert "of all ranks' time, with slower compute, which is no lost time · " in facts(slower, report)
 
 
 def test_many_accounts_are_added_up(report: Report) -> None:

@@ -89,10 +89,13 @@ def without(incident: Incident) -> str:
     return f"without the wait for {'it' if len(incident.ranks) == 1 else 'them'}"
 
 
-def as_waited(kind: Kind, ranks: Collection[int]) -> str:
-    """Returns what is added to the cost of an incident of ranks that others wait for: their own time is not in it."""
-    others_wait = ranks and (KINDS[kind].late or kind in ("pause", "hang", "death"))
-    return ", as the others waited" if others_wait else ""
+def whose_time(kind: Kind, ranks: Collection[int]) -> str:
+    """Returns what is added to the cost of an incident: whose time that is, or why lost time may be less."""
+    if ranks and (KINDS[kind].late or kind in ("pause", "hang", "death")):  # their own time is not in it
+        return ", as the others waited"
+    if kind in ("slow_device", "too_many_threads") or (kind == "drift" and not ranks):
+        return ", with slower compute, which is no lost time"
+    return ""
 
 
 def how_ended(reason: str, detail: str, signal: int | None) -> str:
