@@ -1,8 +1,9 @@
 """Samples the training thread's stack for some steps, when a viewer asks: on a thread of its own, which ends by itself.
 
-It reads frames under the GIL, some 100 times a second, and holds none of them longer: what a frame owns dies when it
-would without us. Of locals it reads only ``self`` in torch's own call of a module. Where the training thread keeps the
-GIL, in C or in a long instruction, a sample comes late; the time since the one before is its weight.
+It reads frames under the GIL, some 100 times a second, fewer where that costs too much, and holds none of them longer:
+what a frame owns dies when it would without us. Of locals it reads only ``self`` in torch's own call of a module. Where
+the training thread keeps the GIL, in C or in a long instruction, a sample comes late; the time since the one before is
+its weight.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.common.call_sites import is_library
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.probe.forward_inputs import MODULE_CALL
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.identity import as_text
@@ -29,7 +31,8 @@ from ddpwatch.probe.thread_counters import thread_counters
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, SampledLine, StackSamples
 
-PERIOD_S: Final = 0.01  # on average; at random, or a step could be in step with it
+PERIOD_S: Final = 0.01  # on average, or longer; at random, or a step could be in step with it
+COST: Final = 0.006  # the share of the time that samples may take; they cost the training thread half as much again
 MOST_S: Final = 120.0  # from the order on
 MOST_LINES: Final = 1024  # more are one line without a name
 MOST_CALLS: Final = 256  # of a stack, from the innermost on
@@ -96,8 +99,10 @@ class StackSampling:
         while recorder.slot < slots.start and time.monotonic() < until_s and not stopping.is_set():
             time.sleep(PERIOD_S)
         samples, before = SampleCounts(time.monotonic_ns()), thread_counters(self._native_id)
+        began_ns = time.thread_time_ns()
         while time.monotonic() < until_s:
-            time.sleep(PERIOD_S * (0.5 + pause.random()))  # which takes half of the CPU time of an event's wait
+            # Which takes half of the CPU time of an event's wait
+            time.sleep(period_s(time.thread_time_ns() - began_ns, samples.count) * (0.5 + pause.random()))
             if recorder.slot >= slots.stop or stopping.is_set():
                 break
             with _NO_COLLECTION:
@@ -121,6 +126,11 @@ class StackSampling:
             sample_ns=samples.columns[2],
             **thread_counters(self._native_id).since(before)._asdict(),
         )
+
+
+def period_s(cpu_ns: int, count: int) -> float:
+    """Returns how long after one sample the next one may come, given what so many have cost."""
+    return max(PERIOD_S, cpu_ns / max(count, 1) / COST / NS_PER_S)
 
 
 class _NoCollection:

@@ -19,7 +19,7 @@ from torch import nn
 from ddpwatch.probe import stack_sampling
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.probe.stack_sampling import MOST_LINES, SampleCounts, StackSampling, module_names
+from ddpwatch.probe.stack_sampling import MOST_LINES, PERIOD_S, SampleCounts, StackSampling, module_names, period_s
 from ddpwatch.sampling.lease import FULL_PPM, Lease, LeasePage
 from ddpwatch.sampling.stack_order import StackOrder, parse_topic
 from ddpwatch.wire.messages import StackSamples, decode, encode
@@ -227,6 +227,19 @@ def test_the_sampled_steps_are_full_here_and_no_others(rank: Rank) -> None:
     assert [lease.budget_ppm(slot, 0) for slot in range(4, 8)] == [0, FULL_PPM, FULL_PPM, 0]
     rank.sampling.stop()
     assert rank.done.wait(60)
+
+
+def test_where_samples_cost_much_there_are_fewer(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert period_s(0, 0) == period_s(40_000 * 100, 100) == PERIOD_S
+    assert period_s(120_000 * 100, 100) == pytest.approx(2 * PERIOD_S)
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(stack_sampling, "period_s", lambda cpu_ns, count: seen.append((cpu_ns, count)) or 0.0)
+    rank.follow(ORDER)
+    rank.step_until_done(monkeypatch)
+    costs, counts = zip(*seen, strict=True)
+    assert counts[0] == 0
+    assert counts[-1] == rank.posted[0].count
+    assert costs[0] < costs[-1] <= (rank.posted[0].cpu_ns or 0)
 
 
 @pytest.mark.parametrize("order", [None, StackOrder(77, 1, 2, 2, 5)])
