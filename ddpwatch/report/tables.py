@@ -124,12 +124,15 @@ def _role(row: CollectiveFigures) -> str:
     return f"{row.role} {row.group_size or UNKNOWN}".lstrip()
 
 
+_SAMPLED = {"input": "gap", "between": "rest", "sync": "waits"}  # phases as in the other tables
+
+
 def explanation_table(found: Explanation) -> Table:
     """Returns the lines of code, or the operators, that explain a rank, in ms a step."""
     rows = []
     for line in found.lines:
         beside = _calls(line) if found.how == "profiler" else line.module or UNKNOWN
-        row = [line.phase or UNKNOWN, beside, line.place, number(line.ms)]
+        row = [_SAMPLED.get(line.phase, line.phase) or UNKNOWN, beside, line.place, number(line.ms)]
         if found.peer is not None:
             more = plus_minus(number(line.difference_ms), number(line.reach_ms))
             row += [number(line.peer_ms), more, "yes" if line.certain else "no"]

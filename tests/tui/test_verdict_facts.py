@@ -91,6 +91,15 @@ def test_a_rank_in_a_bare_step_waits_for_the_one_that_is_stuck():
     assert rank_status(state, state.ranks[0]) == ("running", "good")
 
 
+def test_a_rank_that_saves_is_said_to_save():
+    """It was said to run, while the others waited for its checkpoint."""
+    saves = {"phase": "input", "activity": "save"}
+    state = state_of([hello(0), beat(0, **saves, activity_since_ns=BEAT_NS - 9 * SECOND)])
+    assert rank_status(state, state.ranks[0]) == ("saving 9 s", "warn")
+    state = state_of([hello(0), beat(0, **saves, activity_since_ns=BEAT_NS - 10 * MS)])
+    assert rank_status(state, state.ranks[0]) == ("running", "good")
+
+
 class TestStandstill:
     """Ranks 0 and 1 ended their last step long before their heartbeats."""
 

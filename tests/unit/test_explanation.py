@@ -18,6 +18,7 @@ from ddpwatch.report.build import Drawn, report_of
 from ddpwatch.report.explained import explained_in, render_explanation, tables_below
 from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
+from ddpwatch.report.tables import explanation_table
 from ddpwatch.report.text import render_report
 from ddpwatch.sampling.stack_order import PARTIAL, StackOrder
 from ddpwatch.viewer.explain import SAMPLED_S, request_of
@@ -45,6 +46,9 @@ def test_the_function_is_named_with_its_line_and_module() -> None:
         False,
     ]
     assert found.lines[-1].phase == "sync"  # what it spends less in comes last
+    phases = {row[0] for row in explanation_table(found).rows}
+    assert "waits" in phases
+    assert not phases & {"sync", "input", "between"}
     assert found.steps == 60
 
 

@@ -30,7 +30,7 @@ from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.lanes import StepLanes, step_lanes
 from ddpwatch.tui.models.rank_filter import parse_filter
 from ddpwatch.tui.models.verdict_facts import VerdictFacts, standstill_ns, stuck_ranks, verdict_facts
-from ddpwatch.viewer.state import RankState, RankStatus, RunState, Stale, StepAcrossRanks
+from ddpwatch.viewer.state import WAITING_NS, RankState, RankStatus, RunState, Stale, StepAcrossRanks
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Hello, Status
 
 SUMMARY_NS = 500_000_000
@@ -371,6 +371,8 @@ def rank_status(state: RunState, rank: RankState, stuck: Collection[int] = ()) -
         return " ".join(filter(None, ("stuck", _place(rank.beat), f"{_since_s(rank.beat):.0f} s"))), "bad"
     if not rank.watched:
         return ACTIVITIES[NO_LONGER_WATCHED], "warn"
+    if rank.beat is not None and rank.beat.activity and _since_s(rank.beat) * NS_PER_S > WAITING_NS:
+        return f"{_place(rank.beat)} {_since_s(rank.beat):.0f} s", "warn"  # as a checkpoint that the others wait for
     if status is RankStatus.WAITING and rank.beat is not None:
         waited = (rank.beat.at_ns - rank.beat.since_ns) / 1e9
         return f"waiting {waited:.0f} s{_in_flight(rank.beat.in_flight, ' for')}", "warn"
