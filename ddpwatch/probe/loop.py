@@ -28,6 +28,7 @@ import torch.distributed as dist
 from ddpwatch.probe.any_collective import AnyCollective
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
 from ddpwatch.probe.collectives import GroupHooks
+from ddpwatch.probe.cpu_clock import CpuClock
 from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
 from ddpwatch.probe.forward_inputs import count_inputs
 from ddpwatch.probe.guarded import ProbeContext
@@ -65,7 +66,7 @@ class LoopProbe:
 
     def __init__(self, context: ProbeContext, cpu_clock: Callable[[], int], since: int | None = None) -> None:
         self.active = True
-        self._recorder, self._guard, self._cpu_clock = context.recorder, context.guard, cpu_clock
+        self._recorder, self._guard, self._cpu = context.recorder, context.guard, CpuClock(cpu_clock)
         self._log = EventLog()
         self._rest: list[Event] = []  # of the step under way
         self._start = Start(self._recorder.steps, since or time.monotonic_ns())
@@ -239,7 +240,8 @@ class LoopProbe:
         if _on_gpu():
             self._level = BARE
         if sampling is None or sampling.needs_cpu_time(self._updates):
-            cpu_ns = self._cpu_clock()
+            cpu_ns = self._cpu.read()
+            self._own_ns -= self._cpu.waited_ns  # this call is charged once it is over
         complete = self._collectives.complete and "collectives" not in self._guard.off
         status = PROFILED if self._profiled else self._level
         self._ending = UpdateEnd(status, own_ns, cpu_ns, self._loader() is not None, complete)

@@ -177,7 +177,7 @@ class StepRecord:
             yield self.message(rank, dropped)
             return
         stamps = [self.start, *self.ends] if is_open else [self.start, *self.ends, self.end]
-        own_ns = self.own_ns // (1 + len(self.ends))
+        own_ns = max(0, self.own_ns) // (1 + len(self.ends))
         for step, (start, end) in islice(enumerate(pairwise(stamps), self.step), self.sent, None):
             yield Step(
                 rank=rank, step=step, status=self.status, synced=self.reductions > 0, micro_steps=self.backwards,
@@ -233,7 +233,7 @@ class StepRecord:
             data=None if self.data is None else [(first - start, last - start) for first, last in self.data],
             reduced=not of_wrapper or not all(bucket.idle for bucket in of_wrapper),
             clock_error_ns=self.clock_error_ns,
-            own_ns=self.own_ns,
+            own_ns=max(0, self.own_ns),
             cpu_ns=self.cpu_ns,
             dropped=dropped,
         )

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from ddpwatch.probe.cpu_clock import CpuClock
 from ddpwatch.probe.record import BucketRecord, StepRecord, joined
 from ddpwatch.run.blackbox import BlackBox, Phase
 from ddpwatch.sampling.lease import Lease
@@ -117,7 +118,7 @@ class StepRecorder:
     ) -> None:
         self._emit = emit
         self.clock = self._host = clock
-        self._cpu_clock = cpu_clock
+        self._cpu = CpuClock(cpu_clock)
         self._on_validation = on_validation
         self.gpu: GpuClock | None = None
         self.sampling: SamplingSchedule | None = None
@@ -226,6 +227,7 @@ class StepRecorder:
     def _start_forward(self, syncs: bool) -> StepRecord | None:
         """Returns the previous step, if it is complete, closed and not handed over."""
         now = self._host()
+        self._cpu.waited_ns = 0
         self._optimizer_depth = 0  # one that has not returned has raised, or this is its closure's forward
         if self.phase in ("forward", "backward", "sync"):
             self.abort(self._stamp(now))
@@ -237,10 +239,11 @@ class StepRecorder:
         closed = None if end is None else self._close(end)
         if self.current is None:
             if end is None:
-                self._cpu_ns = self._cpu_clock()
+                self._cpu_ns = self._cpu.read()
             start = self._stamp(now) if end is None else max(end, self._activity_end)
             self.current = StepRecord(self.steps, start)
             self.current.slot = self._synced + self._unsynced
+            self.current.own_ns -= self._cpu.waited_ns  # this call is charged to it
             self._activity_end, self._syncs = 0, False
             self._report_validation()
             if self.profile is not None and self.profile.turn(self.current.slot):
@@ -660,7 +663,7 @@ class StepRecorder:
             self._unsynced += 1
         slot = self._synced + self._unsynced
         sampling, before = self.sampling, None if record.ends else self._cpu_ns
-        self._cpu_ns = now = self._cpu_clock() if sampling is None or sampling.needs_cpu_time(slot) else None
+        self._cpu_ns = now = self._cpu.read() if sampling is None or sampling.needs_cpu_time(slot) else None
         if before is not None and now is not None and not self._activity_end:
             record.cpu_ns = max(0, now - before)
         if updated and self._held:
@@ -718,6 +721,6 @@ class StepRecorder:
     def _learn(self, record: StepRecord) -> None:
         """Passes on to the schedule what each of its steps took, and cost."""
         if self.sampling is not None and record.status in LEVELS:
-            own_ns = record.own_ns // (1 + len(record.ends))
+            own_ns = max(0, record.own_ns) // (1 + len(record.ends))
             for duration in record.durations():
                 self.sampling.learn(record.status, own_ns, duration)

@@ -684,3 +684,30 @@ def test_many_micro_batches_are_one_bare_step() -> None:
         script.optimize()
     script.recorder.finish()
     assert [step.status for step in script.messages()] == ["ok", "unwatched", "ok", "unwatched"]
+
+
+def test_a_rank_that_loses_its_core_as_it_reads_its_cpu_time_pays_nothing_for_watching(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The third read takes 9 ms more than the others, within the hook that starts the third step."""
+    now = [0]
+    reads = iter([5, 5, 9_005, 5, 5, 5])
+
+    def cpu_time() -> int:
+        now[0] += 1000 * next(reads)
+        return now[0]
+
+    monkeypatch.setattr("time.monotonic_ns", lambda: now[0])
+    records: list[StepRecord] = []
+    recorder = StepRecorder(records.append, lambda: now[0], cpu_clock=cpu_time)
+    for _ in range(5):
+        entered = now[0]
+        recorder.forward_begin()
+        recorder.charge(now[0] - entered)
+        recorder.forward_end()
+        recorder.backward_begin()
+        recorder.backward_compute_end()
+        recorder.backward_end(reduced=True)
+        recorder.optimizer_begin()
+        recorder.optimizer_end()
+    assert [record.own_ns for record in records] == [5_000] * 4
