@@ -81,6 +81,7 @@ def sentences(
         following = _PARAMETERS if other.function == _GRADIENT else f"look at what calls {other.place} on one of them"
     elif denied:
         said = f"rank {own.rank} does what rank {own.peer} does"
+        following = _BATCHES if larger else again
     else:
         said = f"no difference beyond noise between rank {own.rank} and rank {own.peer}"
         denied = _both_denied(*ranks)

@@ -459,6 +459,10 @@ def test_a_profiled_rank_that_had_no_core_is_said_so_too() -> None:
     assert found is not None
     assert found.text.endswith("; it waited for a core for 60 % of the time, rank 0 for 0 %")
     assert "shows who has the cores" in found.next_step
+    pair[0].input_elements, pair[1].input_elements = [20] * len(STEADY), [10] * len(STEADY)
+    larger = explain(pair)
+    assert larger is not None
+    assert larger.next_step.startswith("compare the ranks' batch sizes")
 
 
 @pytest.mark.parametrize(("wait", "says"), [(60, "; both waited for a core, for 60 % and 60 % of the time"), (15, "")])
