@@ -10,7 +10,7 @@ that of the collector, a process of its own, as if its node's ranks gave it thei
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import hypot
 from statistics import fmean, median
@@ -27,6 +27,7 @@ FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
 SHARE_STEPS = 512  # for the shares of the levels and the median step
 STATUSES = 128  # of the collector: a minute
+OWN_RANKS = 8  # of which some wait for no core, mostly
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Differences:
 class CostMeter:
     """Measures the cost from the steps of one rank: all ranks run the same code, and share what disturbs a step.
 
+    In what hooks measure of themselves, a rank may have waited for a core: the least of some ranks counts.
+
     Attributes:
         differences: By the two levels that were compared, the one with less watching first.
     """
@@ -91,14 +94,15 @@ class CostMeter:
     _last: list[Step] = field(default_factory=list)
     _levels: deque[str] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _durations: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
-    _own: deque[tuple[bool, int]] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
+    _own: dict[int, deque[tuple[bool, int]]] = field(default_factory=dict)  # by rank
     _sender: deque[int] = field(default_factory=lambda: deque(maxlen=SHARE_STEPS))
     _collector: deque[Status] = field(default_factory=lambda: deque(maxlen=STATUSES))
 
     def add_step(self, step: Step) -> None:
-        """Adds a step; each rank's come in order. Only steps of the first rank that ever came are used."""
+        """Adds a step; each rank's come in order. Of all but the first rank that came, only bare steps count."""
         if self._rank is None:
             self._rank = step.rank
+        self._note_own(step)
         if step.rank != self._rank:
             return
         if step.status not in LEVELS:
@@ -107,8 +111,6 @@ class CostMeter:
         self._sender.append(step.sender_ns if self._levels else 0)  # the first one's includes the start of the thread
         self._levels.append(step.status)
         self._durations.append(step.duration_ns)
-        if not is_watched(step.status):
-            self._own.append((step.cpu_ns is None, step.own_ns))
         if step.cpu_ns is None:
             self._restart()
             return
@@ -122,6 +124,14 @@ class CostMeter:
             else:
                 self._before = None
                 del self._last[0]
+
+    def _note_own(self, step: Step) -> None:
+        """Notes what hooks measure of themselves in a bare step, of the first ranks that come."""
+        if step.status in LEVELS and not is_watched(step.status):
+            if step.rank not in self._own and len(self._own) < OWN_RANKS:
+                self._own[step.rank] = deque(maxlen=SHARE_STEPS)
+            if step.rank in self._own:
+                self._own[step.rank].append((step.cpu_ns is None, step.own_ns))
 
     def add_status(self, status: Status) -> None:
         """Adds what the collector says of itself; each comes after what it said before, or from a new one."""
@@ -169,8 +179,7 @@ class CostMeter:
 
         More where CPU time is taken than elsewhere.
         """
-        kinds = [[own_ns for kind, own_ns in self._own if kind is without_cpu] for without_cpu in (False, True)]
-        return sum(len(kind) * median(kind) for kind in kinds if kind) / len(self._own)
+        return min(map(_own_of, self._own.values()), default=0.0)
 
     def _ways(self, full: int, light: int) -> Iterator[list[tuple[int, Differences | None]]]:
         """Yields numbers of steps, and the extra cost of each: a full step's is against a bare one, or a light one.
@@ -189,6 +198,11 @@ class CostMeter:
             yield from ([(full, direct)], chained)
         else:
             yield [(light, watched)]
+
+
+def _own_of(steps: Collection[tuple[bool, int]]) -> float:
+    kinds = [[own_ns for kind, own_ns in steps if kind is without_cpu] for without_cpu in (False, True)]
+    return sum(len(kind) * median(kind) for kind in kinds if kind) / len(steps)
 
 
 def _count(known: Differences | None) -> int:
