@@ -177,7 +177,9 @@ class RankLiveness:
         alive = [life for life in self._lives.values() if life.bye is None]
         message = death_message(first.bye, [life.rank for life in dead[1:]], alive)
         hung = self._deadly.get(first.rank)
-        held_up = () if hung is None or not _follows(first.bye) else hung.blame.ranks
+        if by_launcher := _by_launcher(first.bye):  # of them, any
+            hung = next(iter(self._deadly.values()), None)
+        held_up = hung.blame.ranks if hung is not None and (by_launcher or _follows(first.bye)) else ()
         return [
             Incident(
                 kind="death",

@@ -25,7 +25,8 @@ KEEP: Final = 256  # samples of a rank, one a second; of a longer run, fewer
 NEWEST: Final = (128, 64, 32)  # of them, in which growth may have started later
 FEWEST_STEPS: Final = 200  # by then, garbage has been collected
 SAMPLE_NS: Final = 1_000_000_000
-DAY_S: Final = 24 * S_PER_HOUR  # full within one: a warning; within an hour an error, as that ends the run
+DAY_S: Final = 24 * S_PER_HOUR  # full within one: a warning; within an hour an error, as that ends the run,
+AHEAD: Final = 10  # unless that is so many times as far ahead as it has grown so far: caches and allocators stop
 FAR_S: Final = 7 * DAY_S  # is not said
 
 
@@ -152,13 +153,15 @@ class MemoryGrowth:
 def _incident(rank: int, of: str, used: int, growth: _Growth, left: int, together: float) -> Iterator[Incident]:
     since, until, step_bytes = growth
     steps_left = int(left / together)
-    left_s = steps_left * (until.at_ns - since.at_ns) / (until.step - since.step) / 1e9
+    grown_s = (until.at_ns - since.at_ns) / 1e9
+    left_s = steps_left * grown_s / (until.step - since.step)
     if left_s > FAR_S:
         return
+    soon = left_s <= min(S_PER_HOUR, AHEAD * grown_s)
     whose = "its GPU" if of == "gpu" else "its host or cgroup"
     yield Incident(
         kind="memory",
-        severity="error" if left_s <= S_PER_HOUR else "warning" if left_s <= DAY_S else "info",
+        severity="error" if soon else "warning" if left_s <= DAY_S else "info",
         message=f"rank {rank} takes {size(step_bytes)} more memory in each step: {whose} is full in some "
         f"{_rounded(steps_left):,} steps ({duration(left_s)})",
         ranks=(rank,),

@@ -323,6 +323,8 @@ def _death(incident: Incident, places: JobPlaces) -> str:
     if any(end.reason == "killed" and end.signal == 9 for end in ends):  # SIGKILL: nobody else says why
         return at + oom
     if all(end.signal == signal.SIGTERM for end in ends) and ends:
+        if incident.evidence.hung:  # that is why somebody ended it
+            return "read the stacks of the ranks that held up the others: they are with the hang"
         return "find out who sent SIGTERM: a scheduler at its time limit, or whoever ended the launcher"
     if any(end.reason == "lost" for end in ends):
         return f"read the exit code of {ranks_named(incident.ranks)} in the launcher's output; after -9, {at}{oom}"
