@@ -39,7 +39,7 @@ def test_a_command_gets_each_event_once_and_a_job_that_hangs_is_ended(run_direct
     )
     assert done.returncode == 124, done.stderr
     (ended,) = [line for line in done.stderr.splitlines() if line.startswith("ddpwatch: ended the job")]
-    assert ended.startswith("ddpwatch: ended the job, which hung for 2s: rank 1 in ")
+    assert ended.startswith("ddpwatch: ended the job, which hung for 2s: rank 1 is stuck in ")
     assert ended.endswith("; its own exit code: 1")
     assert done.stderr.count("--on-incident") == 1
     assert "ddpwatch: --on-incident: the command ended with 3; that is said once" in done.stderr
