@@ -85,6 +85,22 @@ def install_groups(c10d: Any) -> None:
     SeenCalls([], end=made, on_error=_blind, code=getattr(innermost(c10d._new_group_with_tag), "__code__", None))
 
 
+def install_meshes(meshes: Any) -> None:
+    """Notes what a mesh calls its dimensions: of one that spans all ranks, nothing else says what it is for.
+
+    Args:
+        meshes: The module ``torch.distributed.device_mesh``, just imported.
+    """
+
+    def made(name: str, group_name: object) -> None:
+        from ddpwatch.probe.group_names import note_dimension
+
+        note_dimension(name, group_name)
+
+    function = getattr(getattr(meshes, "DeviceMesh", None), "_init_one_process_group", None)
+    SeenCalls([], end=made, names=["dim_name"], on_error=_blind, code=getattr(function, "__code__", None))
+
+
 def install_loops(optimizers: ModuleType) -> None:
     """Makes a loop watch itself at its first optimizer step, if nothing else is watched by then.
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
+import torch.distributed as dist
+
 from ddpwatch.probe.calls import argument
 from ddpwatch.probe.places import passes_on
 
@@ -31,6 +33,9 @@ _FILLERS: Final = {
 }  # fmt: skip
 
 
+_SPLITS: Final = ("tp", "pp", "cp", "sp")  # roles of groups whose ranks train on the same samples
+
+
 class _Maker(NamedTuple):
     """Who has made a group: an object, if that was a method of it, and a module's name."""
 
@@ -39,6 +44,7 @@ class _Maker(NamedTuple):
 
 
 _makers: weakref.WeakKeyDictionary[Any, _Maker] = weakref.WeakKeyDictionary()
+_dimensions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # of the group of all ranks, its role
 
 
 def note_maker(group: Any) -> None:
@@ -62,6 +68,18 @@ def _owner(frame: FrameType) -> weakref.ref[Any] | None:
         except (KeyError, NameError, TypeError):  # it was deleted, or has no weak references
             return None
     return None
+
+
+def note_dimension(name: str, group_name: object) -> None:
+    """Notes that a mesh has made a dimension, and of which group: one that spans all ranks has theirs."""
+    world = dist.group.WORLD
+    if world is not None and group_name == world.group_name and (role := role_of_name(name)) in _SPLITS:
+        _dimensions[world] = role
+
+
+def role_of_all() -> str:
+    """Returns for what a mesh splits the model or its input among all ranks; empty if none does."""
+    return _dimensions.get(dist.group.WORLD, "")
 
 
 def has_maker(group: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ddpwatch.probe.collectives import in_groups, issued_by
-from ddpwatch.probe.group_names import known_role, role_by_name
+from ddpwatch.probe.group_names import known_role, role_by_name, role_of_all
 
 OWN: Final = "own"  # the role of a group that nothing says any other of
 _STDLIB: Final = threading.__file__.rpartition("/")[0] + "/"
@@ -119,7 +119,7 @@ class GroupHook:
 def role_of(group: Any) -> str:
     """Returns what a group is for: the dimension of a mesh, what the job has described it as, or what it calls it."""
     if group is dist.group.WORLD:
-        return "all ranks"
+        return role_of_all() or "all ranks"
     described = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
     return known_role(described) if described not in ("", "undefined") else role_by_name(group) or OWN
 

@@ -22,8 +22,9 @@ STEPS = 20
 JOBS = {
     "own_dp_and_tp": ("dp 2 × tp 2", {("tp", 2, "all_reduce"): 2, ("dp", 2, "all_reduce"): 4}),
     "own_mixture_of_experts": ("ep 2", {("ep", 2, "all_to_all"): 4, ("world", 2, "all_reduce"): 4}),
-    "pipeline_1f1b": (None, {("world", 2, "send"): 4, ("world", 2, "recv"): 4}),
+    "pipeline_1f1b": ("pp 2", {("pp", 2, "send"): 4, ("pp", 2, "recv"): 4}),
 }
+NAMED_BY_MAKERS = ("own_mixture_of_experts", "pipeline_1f1b")  # their groups have no names of torch's
 
 # The same of jobs that have DDP's or FSDP2's wrapper, too; by kind, role, size and operation
 BESIDE = {
@@ -80,6 +81,8 @@ def test_the_report_has_what_each_group_does(name: str, tmp_path: Path) -> None:
         assert "are not seen" in report["off"][0]["message"]
         return
     parallelism, issued = JOBS[name]
+    if sys.version_info < (3, 12) and name in NAMED_BY_MAKERS:
+        pytest.skip("only the interpreter's events show who makes a group")
     assert report["run"]["parallelism"] == parallelism
     found: Counter[tuple[str, int, str]] = Counter()
     for row in report["collectives"]:

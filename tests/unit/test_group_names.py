@@ -6,8 +6,10 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch.distributed as dist
 
-from ddpwatch.probe.group_names import has_maker, known_role, note_maker, role_by_name, role_of_name
+from ddpwatch.probe.group_names import has_maker, known_role, note_dimension, note_maker, role_by_name, role_of_name
+from ddpwatch.probe.known_group import role_of
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -73,3 +75,16 @@ def test_nothing_is_kept_alive() -> None:
     group = stages.group
     del stages
     assert role_by_name(group) == ""
+
+
+@pytest.mark.parametrize(("name", "role"), [("pipeline", "pp"), ("dp_shard", "all ranks")])
+def test_a_mesh_s_dimension_of_all_ranks_is_their_group_s_role(name: str, role: str) -> None:
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world = dist.group.WORLD
+        assert world is not None
+        note_dimension("tp", "another")
+        note_dimension(name, world.group_name)
+        assert role_of(world) == role
+    finally:
+        dist.destroy_process_group()

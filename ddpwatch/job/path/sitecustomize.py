@@ -63,6 +63,7 @@ _INSTALL = {  # in `ddpwatch.job.auto`, by the module that calls it
     "torch.distributed.fsdp._fully_shard._fsdp_state": "install_sharded",
     "ray.train.v2._internal.execution.worker_group.worker": "install_ray",
     "torch.distributed.distributed_c10d": "install_groups",
+    "torch.distributed.device_mesh": "install_meshes",
     "torch.optim.optimizer": "install_loops",
 }
 _TOLD = {"torch": "torch", "torch.distributed.elastic.agent.server.api": "launcher"}  # once they are imported

@@ -185,7 +185,11 @@ def pipeline(group: Any, stages: int, stage: int, wrap: Callable[[nn.Module], nn
 
 @job
 def pipeline_1f1b() -> None:
-    pipeline(dist.group.WORLD, 2, dist.get_rank(), lambda part: part)
+    """Over all ranks, whose group the mesh takes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+    pipeline(mesh.get_group(), 2, dist.get_rank(), lambda part: part)
 
 
 @job
