@@ -47,9 +47,9 @@ class RunSpan:
         for one in incidents:
             if one.kind == "hang" or (one.kind == "pause" and one.phase not in _PAUSES):
                 waiting = ranks - len(one.ranks)  # who is waited for trains no more than they do
-                everyone = one.cost_ns * ranks // waiting if waiting > 0 else one.cost_ns
+                everyone = one.cost_ns * ranks // waiting if waiting > 0 and one.in_steps else one.cost_ns
                 parts["hangs" if one.kind == "hang" else "pauses"] += everyone
-                parts["steps"] -= everyone if one.in_steps else 0 if one.open else one.cost_ns
+                parts["steps"] -= everyone
         parts["startup"] += ranks * max(0, self._stepped_ns - self._since_ns)
         parts["other"] += max(0, ranks * (self._until_ns - self._since_ns) - parts.total())
         return RunTime(
@@ -62,6 +62,8 @@ class RunSpan:
 
 
 def _part(account: Account) -> str:
+    if account.name == "pause" and account.phase == "hang":
+        return "hangs"
     if account.name == "pause" or (account.name == "waiting" and account.phase in _PAUSES):
         return "pauses"
     if account.name == "other" and account.phase in ("unseen", "aborted", "profiled"):

@@ -123,9 +123,9 @@ def test_a_hang_takes_the_time_of_all_ranks():
     hang = Incident("hang", "error", "", ranks=(1,), cost_ns=30 * S)
     assert time_of(("compute", "", 100), ("waiting", "", 30), hangs=[hang])[0] == [70, 0, 60, 20, 50]
     never_ended = dataclasses.replace(hang, in_steps=False)
-    assert time_of(("compute", "", 100), ("waiting", "", 30), hangs=[never_ended])[0] == [100, 0, 60, 20, 20]
-    lasting = dataclasses.replace(never_ended, open=True)
-    assert time_of(("compute", "", 100), hangs=[lasting])[0] == [100, 0, 60, 20, 20]
+    for one in (never_ended, dataclasses.replace(never_ended, open=True)):
+        accounts = [("compute", "", 100), ("waiting", "", 30), ("pause", "hang", 30)]
+        assert time_of(*accounts, hangs=[one])[0] == [100, 0, 60, 20, 20]
 
 
 def test_a_stall_takes_it_too_unless_accounts_have_it():

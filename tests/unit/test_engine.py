@@ -384,7 +384,7 @@ def test_a_step_that_one_rank_lost_is_counted_once_and_ends_nothing(build):
 
 
 def test_shares_have_one_base_while_a_hang_lasts():
-    """What ranks wait in it is in no step yet, and more than all steps took."""
+    """What ranks wait in it is in no step yet, and more than all steps took; the rank that hangs takes as long."""
     found = Run()
     frames = enveloped(run(late_rank=1))
     for message, envelope in frames:
@@ -397,7 +397,8 @@ def test_shares_have_one_base_while_a_hang_lasts():
             found.apply_message(still, received_ns + waited_ns)
     hang, late = (one for one in found.incidents() if one.ranks == [1])
     assert (hang.kind, hang.open, late.kind) == ("hang", True, "straggler")
-    total = found.lost().rank_seconds + hang.seconds
+    total = found.lost().rank_seconds
+    assert total == pytest.approx(2 * (40 * 0.14 + hang.seconds), rel=0.01)  # steps are 140 ms long, as rank 1 is late
     assert hang.share == pytest.approx(hang.seconds / total)
     assert late.share == pytest.approx(late.seconds / total)
 

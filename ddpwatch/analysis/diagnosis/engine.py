@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, Ledger, StepSplit, own_times
+from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, STUCK, Ledger, StepSplit, own_times
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -352,7 +352,8 @@ class Diagnosis:
     def _rejoined(self) -> list[Incident]:
         """Returns what came back as one, with its share of the run."""
         found = rejoined(self.spells())
-        total = self._ledger.rank_ns + sum(incident.cost_ns for incident in found if not incident.in_steps)
+        beyond = (incident.cost_ns + self._stuck_ns(incident) for incident in found if not incident.in_steps)
+        total = self._ledger.rank_ns + sum(beyond)
         return [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
 
     def _look(self) -> _Look:
@@ -377,6 +378,11 @@ class Diagnosis:
         """Returns the late rank that costs most of a step at the moment."""
         return max(self._look().late, key=_gain, default=None)
 
+    def _stuck_ns(self, incident: Incident) -> int:
+        """Returns the time of a hang's own ranks: each is in it for as long as one that waits for them."""
+        waiting = self._ledger.ranks - len(incident.ranks)
+        return incident.cost_ns * len(incident.ranks) // waiting if incident.kind == "hang" and waiting > 0 else 0
+
     def lost(self) -> LostTime:
         """Returns where the rank-time went so far."""
         ledger, incidents = self._ledger, self._look().found
@@ -394,8 +400,10 @@ class Diagnosis:
             waiting[incident.ranks[0], incident.phase] += ns
         total = ledger.rank_ns
         for hang in incidents:
-            if not (hang.in_steps or hang.open):  # its ranks never ended their step
-                total += hang.cost_ns
+            if not hang.in_steps and (hang.kind == "hang" or not hang.open):  # its ranks have not ended their step
+                stuck_ns = self._stuck_ns(hang)
+                total += hang.cost_ns + stuck_ns
+                rest[STUCK] += stuck_ns
                 if len(hang.ranks) == 1:
                     waiting[hang.ranks[0], hang.phase] += hang.cost_ns
                 else:

@@ -58,6 +58,7 @@ EXPOSED: AccountKey = ("exposed", "exposed_comm")  # waiting or transfer, which 
 OTHER: AccountKey = _KEYS["other"]
 _STARTUP: AccountKey = ("startup", "")
 BARE: AccountKey = ("other", "unwatched")
+STUCK: AccountKey = ("pause", "hang")  # of the ranks that hold up the others
 _UNSEEN: AccountKey = ("other", "unseen")
 _ABORTED: AccountKey = ("other", "aborted")
 _PROFILED: AccountKey = ("other", PROFILED)

@@ -35,7 +35,7 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
         case "waiting":
             return f"waiting for rank {rank}"
         case "pause":
-            return {"gc": "garbage collection", "checkpoint": "checkpoints"}.get(phase, phase)
+            return {"gc": "garbage collection", "checkpoint": "checkpoints", "hang": "stuck ranks"}.get(phase, phase)
         case "other":
             return _OTHER.get(phase, "rest")
         case "compute":
