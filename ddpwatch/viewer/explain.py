@@ -22,7 +22,8 @@ from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, WATCHING, StackSampl
 from ddpwatch.wire.transport import Frame
 
 NOBODY_LATE = "no rank is named late"
-SAMPLED_S = 3.0  # unless a number of steps is given
+SAMPLED_S = 3.0  # unless a number of steps is given,
+PERIOD_S = 60.0  # or the rank is late, or pauses, in every so many steps: then so long at most
 SAMPLED_STEPS = 10  # at least; the same
 HANG_S = 3.0  # without a step, before something is ordered
 ANSWER_S = 10.0  # beyond what the steps take twice
@@ -181,7 +182,8 @@ def request_of(
     if profiler:
         wanted = min(steps or MOST_PROFILED, MOST_PROFILED)
     else:
-        wanted = min((steps or max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s))) + PARTIAL, MOST_STEPS)
+        usual = max(SAMPLED_STEPS, ceil(SAMPLED_S / step_s), _period(state, rank, step_s))
+        wanted = min((steps or usual) + PARTIAL, MOST_STEPS)
     order = StackOrder(secrets.randbelow((1 << 32) - 1) + 1, rank, peer, wanted, profiler=profiler)
     return StackRequest(order, step_s, clock)
 
@@ -191,6 +193,12 @@ def _late_ranks(state: RunState) -> list[int]:
     late = [one for one in state.diagnosis.incidents() if KINDS[one.kind].late and one.ranks]
     late.sort(key=lambda incident: not incident.open)
     return list(dict.fromkeys(rank for incident in late for rank in incident.ranks))
+
+
+def _period(state: RunState, rank: int, step_s: float) -> int:
+    """Returns every how many steps the rank strikes at the longest; 0 if it has no rhythm, or a very slow one."""
+    own = (one.period or 0 for one in state.diagnosis.incidents() if one.ranks == (rank,) and one.open)
+    return max((period for period in own if period * step_s <= PERIOD_S), default=0)
 
 
 def _watched(state: RunState) -> list[int]:

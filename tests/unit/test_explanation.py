@@ -28,6 +28,7 @@ from ddpwatch.wire.messages import OUTSIDE, Bye, SampledLine, StackSamples
 from tests.support.frames import enveloped, run
 from tests.support.runs import record, run_of
 from tests.support.sampled import FEED, LOSS, MS, a_pair, noisy, samples_of
+from tests.unit.test_pauses import stalled
 
 END = 1_800_000_000_000_000_000
 
@@ -320,6 +321,12 @@ def profile_of(rank: int, rows: dict[str, tuple[int, list[float]]], **about: Any
 
 
 STEADY = [10.0, 11.0, 9.0, 10.5, 9.5, 10.0, 11.0, 9.0, 10.0]
+
+
+def test_a_rank_that_pauses_in_a_rhythm_is_sampled_for_a_whole_period():
+    """The steps between two pauses are alike: the pause at job.py:27 was "no difference beyond noise"."""
+    state = stalled((50, 100, 150), steps=160)
+    assert request_of(state, 1).order.steps == 50 + PARTIAL > request_of(state, 0).order.steps
 
 
 def test_an_operator_that_is_called_more_often_is_named_with_its_calls() -> None:

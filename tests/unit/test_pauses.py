@@ -258,7 +258,12 @@ def stack_at(now, rank, number):
     return Stack(rank=rank, step=number, at_ns=now, since_ns=now - 300 * MS, text=text)
 
 
-def with_stalls(at, took=600, others=(), steps=240):
+def with_stalls(*at, **stalls):
+    """What is found in a run with stalls."""
+    return stalled(*at, **stalls).diagnosis
+
+
+def stalled(at, took=600, others=(), steps=240):
     """A run whose rank 1 is between steps for so long (ms) before some steps, bare ones of which heartbeats tell."""
     messages, now = [hello(0), hello(1)], 0
     for number in range(steps):
@@ -273,7 +278,7 @@ def with_stalls(at, took=600, others=(), steps=240):
             one.start_ns, one.duration_ns = longer["start_ns"], longer["duration_ns"]
             messages.append(one)
         now += 100 + long
-    return state_of(messages).diagnosis
+    return state_of(messages)
 
 
 def meeting_late(began_ms, every=12, steps=60):
