@@ -77,9 +77,9 @@ def may_go_on(source: Source, endpoint: str) -> bool:
 
 
 def snapshot(source: LiveSource, patience_s: float = SNAPSHOT_S) -> Iterator[Frame]:
-    """Yields all that a job's collector retains, up to a status at least, which comes twice a second.
+    """Yields all that a job's collector retains, and what comes then up to a status, which comes twice a second.
 
-    A collector that was short of a core may retain a status that is older than all else.
+    By then, ranks have sent a heartbeat, and which of them hold up the others is judged by the newest of each.
 
     Raises:
         UsageError: It does not answer.
@@ -89,7 +89,8 @@ def snapshot(source: LiveSource, patience_s: float = SNAPSHOT_S) -> Iterator[Fra
         for message, envelope in source.read(0.2):
             yield message, envelope
             is_end = isinstance(message, Bye) and message.rank is None
-            has_status = has_status or is_end or isinstance(message, Status)
+            is_live = source.synced and envelope.seq > source.retained
+            has_status = has_status or is_end or (is_live and isinstance(message, Status))
         if has_status and source.synced:
             return
         if source.over:
@@ -112,6 +113,7 @@ class LiveSource:
 
     Attributes:
         missed: Frames lost on the way that no snapshot could replace.
+        retained: Sequence number up to which the newest snapshot goes.
 
     Raises:
         DdpwatchError: There is no such run on the other host, or no way to it.
@@ -121,6 +123,7 @@ class LiveSource:
         self.over = False
         self.unreadable = 0
         self.missed = 0
+        self.retained = 0
         self.trouble = ""
         self.notes: list[str] = []
         self._as_sent = as_sent
@@ -235,6 +238,7 @@ class LiveSource:
                 yield envelope
             return
         self._synced = True
+        self.retained = envelope.seq
         if self._newest:  # frames from before the viewer attached are not lost
             self.missed += max(0, envelope.seq - self._newest - self._recovered) - self._presumed_lost
         self._recovered = self._presumed_lost = self._delivered = 0

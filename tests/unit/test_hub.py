@@ -20,6 +20,7 @@ from ddpwatch.collector.hub import (
     KEEP_RANK_LAYOUTS,
     Hub,
 )
+from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import (
     Beat,
     BucketLayout,
@@ -35,6 +36,7 @@ from ddpwatch.wire.messages import (
     NodeStep,
     RankSample,
     Stack,
+    Status,
     Step,
     decode,
     encode,
@@ -391,3 +393,40 @@ def test_a_late_viewer_gets_nodes_steps_as_they_came() -> None:
     [message] = kept(hub)
     assert isinstance(message, NodeStep)
     assert expand(message) == ranks
+
+
+def hung_run() -> list[tuple[Message, int]]:
+    """Two ranks and a collector; rank 1 stands between steps for 40 s, and both send all the while."""
+    found: list[tuple[Message, int]] = [(frames.hello(rank), frames.EPOCH_NS) for rank in (0, 1)]
+    steps = [one for ranks in frames.synchronous([(0, 0)] * 40) for one in ranks]
+    found += [(one, frames.EPOCH_NS + one.start_ns + one.duration_ns - steps[0].start_ns) for one in steps]
+    last = steps[-1]
+    since, began = last.start_ns + last.duration_ns, found[-1][1]
+    for tenths in range(0, 400, 5):
+        for rank, (phase, issued) in enumerate([("sync", 41), ("input", 40)]):
+            at = (tenths + rank + 1) * 100_000_000
+            one = Beat(rank=rank, at_ns=since + at, step=40, phase=phase, since_ns=since, issued_in=[(0, issued)])
+            found.append((one, began + at))
+        found.append((frames.status(), began + (tenths + 3) * 100_000_000))
+        if tenths % 10 == 0:
+            found.append((frames.device(tenths // 10), began + (tenths + 4) * 100_000_000))
+    return found
+
+
+def test_a_viewer_that_comes_late_to_a_hang_says_what_the_others_say() -> None:
+    """It has the newest heartbeats only, and samples of devices from before; whichever frame came last."""
+    sent = hung_run()
+    for kept in range(len(sent) - 8, len(sent) - 3):
+        hub, late, early = Hub(), RunState(), RunState()
+        for message, at_ns in sent[:kept]:
+            hub.keep(message, encode(message), at_ns)
+        until = next(n for n, (message, _) in enumerate(sent) if n >= kept and isinstance(message, Status)) + 1
+        for message, at_ns in sent[:until]:
+            early.apply_message(message, at_ns)
+        for envelope in hub.snapshot():
+            late.apply_message(decode(envelope.frame), envelope.received_ns)
+        for message, at_ns in sent[kept:until]:
+            late.apply_message(message, at_ns)
+        (said, *_), (found, *_) = early.diagnosis.incidents(), late.diagnosis.incidents()
+        assert said.message.startswith("rank 1 is stuck between steps at step 40 for ")
+        assert (found.message, found.ranks, found.cost_ns) == (said.message, said.ranks, said.cost_ns)

@@ -462,7 +462,7 @@ def test_the_call_sites_are_shown() -> None:
     )
     found = only(run.go(1.0))
     assert found.evidence.call_sites == {1: "cli.py:31 in fetch", 2: "t.py:7 in f"}
-    where = "rank 1 is stuck in backward of step 40 for 4 s (cli.py:31 in fetch)"
+    where = "rank 1 is stuck in backward of step 40 for 5 s (cli.py:31 in fetch)"
     assert found.message.startswith(where)  # also in plain lines
     assert found.evidence.stacks[0].frames[0] == "/usr/lib/python3.11/threading.py:600 in wait"
     assert not any("other.py" in frame for frame in found.evidence.stacks[0].frames)
@@ -485,7 +485,7 @@ def test_a_mismatch_shows_both_calls() -> None:
     found = only(run.go(1.0))
     assert (found.ranks, found.evidence.why) == ((1,), "mismatch")
     assert found.message == (
-        "ranks wait in different calls for 4 s in step 40: "
+        "ranks wait in different calls for 5 s in step 40: "
         "rank 1 at metrics.py:9 in gather, rank 0 at train.py:30 in step"
     )
     stack(run, 1, "/me/metrics.py 12 compute", f"{TORCH}/distributed/distributed_c10d.py 83 wrapper")

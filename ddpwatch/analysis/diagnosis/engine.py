@@ -121,7 +121,7 @@ class Diagnosis:
             self._liveness.note_seen(message.rank, received_ns)
         elif isinstance(message, Device):
             self._devices.add_device(message)
-            self._liveness.pass_time(received_ns)
+            self._liveness.note_collector(received_ns)
         elif isinstance(message, RankSample):
             self._devices.add_rank_sample(message)
         elif isinstance(message, Hello):

@@ -99,8 +99,12 @@ class RankLiveness:
     def add_beat(self, beat: Beat, received_ns: int) -> None:
         """Takes a rank's heartbeat."""
         life = self._life(beat.rank)
+        is_first = life.beat is None
         life.stillness.add_beat(beat)
         life.received_ns = received_ns
+        for hang in self._hangs.values() if is_first else ():  # it was found before that was known
+            if beat.rank in hang.still:
+                hang.still[beat.rank] = life.stillness.since_ns
         self.note_seen(beat.rank, received_ns)
 
     def add_step(self, step: Step, received_ns: int) -> None:
@@ -146,8 +150,13 @@ class RankLiveness:
         self._unseen[node.node] = set(node.ranks) if silent else set()
 
     def pass_time(self, now_ns: int) -> None:
-        """Lets time pass while ranks are silent: a frame came from the collector itself, as it does twice a second."""
+        """Lets time pass while ranks are silent: the collector said how it does, which it does twice a second."""
+        self._due_ns = 0
         self._check(now_ns)
+
+    def note_collector(self, now_ns: int) -> None:
+        """Notes that the collector went on. Of ranks, it says nothing: it keeps samples longer than heartbeats."""
+        self._pass_to(now_ns)
 
     def hangs(self, now_ns: int) -> list[Incident]:
         """Returns those that last and those that are over, costliest first.
@@ -210,12 +219,7 @@ class RankLiveness:
 
     def _check(self, now_ns: int) -> None:
         """Looks at all ranks, now and then."""
-        before_ns = self._now_ns
-        if now_ns > before_ns:
-            self._now_ns = now_ns
-        if before_ns and self._now_ns - before_ns > GAP_NS:
-            for life in self._lives.values():  # nobody is to blame that no frames came at all
-                life.seen_ns = max(life.seen_ns, min(life.seen_ns + self._now_ns - before_ns, self._now_ns))
+        self._pass_to(now_ns)
         if self._now_ns < self._due_ns:
             return
         self._due_ns = self._now_ns + CHECK_NS
@@ -226,6 +230,14 @@ class RankLiveness:
             if blamed is not None:
                 self._go_on(key, blamed)
         self._settle()
+
+    def _pass_to(self, now_ns: int) -> None:
+        before_ns = self._now_ns
+        if now_ns > before_ns:
+            self._now_ns = now_ns
+        if before_ns and self._now_ns - before_ns > GAP_NS:
+            for life in self._lives.values():  # nobody is to blame that no frames came at all
+                life.seen_ns = max(life.seen_ns, min(life.seen_ns + self._now_ns - before_ns, self._now_ns))
 
     def _all_go_on(self) -> bool:
         """Returns whether no rank has ended or stands still, so that nobody can be to blame."""
