@@ -30,7 +30,7 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.over = False
-        self.synced = True
+        self.synced, self.retained = True, 0
         self.unreadable = 0
         self.trouble = ""
         self.notes: list[str] = []
