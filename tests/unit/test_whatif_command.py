@@ -227,7 +227,7 @@ def test_a_value_that_is_given_twice_counts_once() -> None:
 class _Snapshot:
     """A source that gives all at once, then a status, as a collector does."""
 
-    over, unreadable, missed, closed, synced = False, 0, 0, False, True
+    over, unreadable, missed, closed, synced, retained = False, 0, 0, False, True, -1
 
     def __init__(self, messages: Iterator[Message]) -> None:
         self._frames: list[Frame] = [(message, Envelope(0, 0, b"")) for message in (*messages, status())]
