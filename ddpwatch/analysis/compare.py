@@ -320,7 +320,20 @@ def changed_incidents(a: ComparedRun, b: ComparedRun) -> list[IncidentOfOne]:
         IncidentOfOne(run.name, row.kind, row.severity, row.ranks, row.phase, row.message, row.share)
         for run, row in only
     ]
-    return sorted(found, key=lambda row: -(row.share or 0.0))
+    return sorted(found, key=lambda row: (not _ends(row), -(row.share or 0.0)))
+
+
+def _ends(incident: IncidentOfOne) -> bool:
+    return incident.kind in ("hang", "death") and incident.severity == "error"
+
+
+def only_one_ended(incidents: Sequence[IncidentOfOne]) -> str:
+    """Returns which run hung or lost a rank that the other did not, to stand before a verdict; empty if neither."""
+    ends = {row.message: row.run for row in incidents if _ends(row)}
+    told = [
+        f"only {run}: {text}" for text, run in ends.items() if not any(text in more for more in ends if more != text)
+    ]
+    return f"{'; '.join(told)}; by their steps, " if told else ""
 
 
 def _identity(incident: IncidentFigures) -> tuple[str, tuple[int, ...], str | None]:

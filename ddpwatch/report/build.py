@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.compare import (
     ComparedRun,
+    Difference,
     RunComparison,
     RunDifference,
     RunSeries,
@@ -19,6 +20,7 @@ from ddpwatch.analysis.compare import (
     changed_incidents,
     compare,
     figures_of,
+    only_one_ended,
     setup_of,
 )
 from ddpwatch.analysis.figures import (
@@ -171,14 +173,17 @@ def compare_recordings(
     series = [RunSeries(name) for name in _names([one.path for one in opened])]
     runs = [_run(one, each, selection or Selection(), note) for one, each in zip(opened, series, strict=True)]
     differences = [
-        RunDifference(
-            **asdict(compare(series[0], each, seed)),
-            lost=changed_accounts(runs[0].lost, run.lost),
-            incidents=changed_incidents(runs[0], run),
-        )
+        _difference(compare(series[0], each, seed), runs[0], run)
         for each, run in zip(series[1:], runs[1:], strict=True)
     ]
     return RunComparison(runs, differences)
+
+
+def _difference(found: Difference, a: ComparedRun, b: ComparedRun) -> RunDifference:
+    """Returns how the steps differ, with what else does; a hang or death of one run comes first."""
+    incidents = changed_incidents(a, b)
+    told = replace(found, text=only_one_ended(incidents) + found.text)
+    return RunDifference(**asdict(told), lost=changed_accounts(a.lost, b.lost), incidents=incidents)
 
 
 def _run(recording: Recording, series: RunSeries, selection: Selection, note: Callable[[str], object]) -> ComparedRun:

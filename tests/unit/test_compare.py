@@ -13,6 +13,7 @@ from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
 from ddpwatch.report.compare_text import render_compare
+from ddpwatch.wire.messages import Bye
 from tests.support.frames import hello
 from tests.support.frames import run as fleet_of
 from tests.support.runs import BEGIN, MS, record, run_of
@@ -147,6 +148,21 @@ def test_a_late_rank_explains_what_the_others_waited(tmp_path: Path) -> None:
     assert result.differences[0].phase == "backward"
     because = "because the backward of the rank that others waited for rose from 49 to 89 ms"
     assert because in result.differences[0].text
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_death_of_one_run_comes_before_its_steps(tmp_path: Path, swapped: bool) -> None:
+    kill = Bye(rank=1, by="collector", reason="killed", detail="SIGKILL", signal=9, at_ns=BEGIN + 9_000 * MS, step=60)
+    runs = {"whole": fleet_of(60), "killed": [*fleet_of(60), kill]}
+    paths = [
+        record(tmp_path / f"{name}.mcap", ((message, BEGIN + number * MS) for number, message in enumerate(run)))
+        for name, run in runs.items()
+    ]
+    (found,) = compare_recordings(paths[::-1] if swapped else paths).differences
+    names = "killed and whole" if swapped else "whole and killed"
+    assert found.text.startswith("only killed: rank 1 was killed (SIGKILL)")
+    assert f"; by their steps, no difference between {names}" in found.text
+    assert found.incidents[0].kind == "death"
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
