@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
+from ddpwatch.analysis.diagnosis.incident import DeviceFigures, Evidence, Incident
 from ddpwatch.analysis.diagnosis.standing import AGAIN, HOLD, OUTWEIGHS, Standing, key_of, rejoined
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE
+from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
 from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.window import Summary
 from ddpwatch.viewer.state import RunState
@@ -130,6 +131,14 @@ def test_what_comes_back_is_the_same(change: dict[str, object], count: int) -> N
         assert (found[0].since_step, found[0].until_step, found[0].cost_ns, found[0].open) == (20, 480, 40, True)
         assert found[0].spells == ((20, 60), (90, 480))
         assert found[0].occurrences == 2
+
+
+def test_what_comes_back_keeps_the_figures_of_its_cause_for_the_next_step() -> None:
+    starved = DeviceFigures(cause="wait", host="node", value=0.5, before=None, peers=None, figures={})
+    before = replace(LATE, open=False, device="CPU starved", evidence=Evidence(late_ms=30.0, device=starved))
+    (found,) = rejoined([before, replace(LATE, since_step=90, until_step=480)])
+    assert (found.device, found.evidence.device) == ("CPU starved", starved)
+    assert "who has the cores" in next_step(found, JobPlaces())
 
 
 def test_the_tick_comes_back_once_little_is_lost() -> None:

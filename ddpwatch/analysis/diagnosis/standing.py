@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, Severity
+from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE, WORTH_SAYING
 
@@ -83,6 +83,7 @@ def _joined(before: Incident, now: Incident) -> Incident:
         severity=min(before.severity, now.severity, key=SEVERITIES.index),
         phase=shown.phase or other.phase,
         device=shown.device or other.device,
+        evidence=shown.evidence if shown.device else shown.evidence | Evidence(device=other.evidence.device),
         since_step=before.since_step,
         until_step=max(_until(before), _until(now)),
         steps=before.steps + now.steps,

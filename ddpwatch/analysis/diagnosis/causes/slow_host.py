@@ -97,7 +97,13 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
         cost_ns=sum(incident.cost_ns for incident in late),
         gain=_gain(late),
         open=is_open,
-        evidence=Evidence(host=host, late_ranks=named, late_ms=late_ms, step_ms=worst.evidence.step_ms),
+        evidence=Evidence(
+            host=host,
+            late_ranks=named,
+            late_ms=late_ms,
+            step_ms=worst.evidence.step_ms,
+            device=worst.evidence.device,
+        ),
     )
 
 
