@@ -94,6 +94,7 @@ class Estimate(NamedTuple):
         watched, full: How many of these show phases, and communication.
         phases_ns: They add up to ``step_ns``. Where no completion is timed, "exposed_comm" is what ranks waited.
         alone_ns: The part of "between" that lies before steps: single ranks' pauses, for which others wait.
+        unseen_ns: The part of "other" that is only how much longer steps were that are not watched.
         waiting_ns, transfer_ns, unsplit_ns: These add up to ``exposed_ns``; the last is what clocks cannot split.
         exposed_reach_ns, overlap_reach: Half the width of the 95 % interval.
     """
@@ -105,6 +106,7 @@ class Estimate(NamedTuple):
     step_ns: float | None = None
     phases_ns: Mapping[str, float] = {}
     alone_ns: float = 0.0
+    unseen_ns: float = 0.0
     comm_ns: float | None = None
     exposed_ns: float | None = None
     overlap: float | None = None
@@ -324,6 +326,7 @@ class Estimator:
             return NOT_KNOWN
         step_ns = (sum([one.total for one in every]) + sum(self._beyond) + self._alone) / ranks
         found = Estimate(steps, watched, full, ranks, step_ns, alone_ns=self._alone / ranks)
+        found = found._replace(unseen_ns=self._beyond[1] / ranks)
         if not watched:
             return found
         strata = self._strata(timed=full >= ENOUGH_FULL)

@@ -179,11 +179,11 @@ def _sees_own(run: RunFigures) -> bool:
 
 
 def _rest(report: Report) -> list[Finding]:
-    """Says where the part of a step lies that is in no phase, if that is much of it."""
+    """Says where the part of a step lies that is in no phase, if much of a step is known to be in none."""
     known = [ms for ms in report.phases_ms.values() if ms is not None]
     share = (report.phases_ms.get("other") or 0.0) / sum(known) if sum(known) else 0.0
     after = max(report.rest_after, key=report.rest_after.__getitem__, default=None)
-    if share <= MUCH_REST or after is None:
+    if share * sum(report.rest_after.values()) <= MUCH_REST or after is None:
         return []
     text = (
         f"the rest is {percent(share)} of the mean step: {percent(report.rest_after[after])} of it lies {_WHERE[after]}"

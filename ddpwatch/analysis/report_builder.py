@@ -301,8 +301,14 @@ class ReportBuilder:
             verdict=self._verdict(found),
             throughput=self._run.throughput.figures(found.step_ns),
             explained=self._run.explanations.all(),
-            rest_after={phase: ns / self._rest.total() for phase, ns in self._rest.most_common()},
+            rest_after=self._rest_after(found),
         )
+
+    def _rest_after(self, found: Estimate) -> dict[str, float]:
+        """Returns which share of the rest lies after which phase; where it lies in steps not watched is not known."""
+        rest = found.phases_ns.get("other", 0.0)
+        seen = max(0.0, 1 - found.unseen_ns / rest) if rest > 0 else 0.0
+        return {phase: seen * ns / self._rest.total() for phase, ns in self._rest.most_common()}
 
     def time(self) -> RunTime | None:
         """Returns where the rank-time went so far."""

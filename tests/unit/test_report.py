@@ -35,6 +35,7 @@ from ddpwatch.report.tables import rank_table
 from ddpwatch.report.text import render_report
 from ddpwatch.wire.messages import Bye, Hello, Mark, Message, Span, Step
 from tests.support import chrome_trace
+from tests.support.frames import bare
 from tests.support.runs import MS, record, run_of
 
 ROOT = Path(__file__).parents[2]
@@ -246,6 +247,29 @@ def test_where_the_rest_of_a_step_lies(report: Report, tmp_path: Path) -> None:
     (note,) = [note for note in found.notes or () if note.kind == "rest"]
     assert note.message.startswith("the rest is 35 % of the mean step: 100 % of it lies between the backward and the ")
     assert not report.rest_after
+
+
+def test_where_the_rest_of_steps_that_are_not_watched_lies_is_not_known(tmp_path: Path) -> None:
+    """Every fourth step pauses for a second, unwatched. Of one watched step, a quarter lies after the backward."""
+
+    def pausing() -> Iterator[tuple[Message, int]]:
+        for message, at in run_of(2, 40):
+            if isinstance(message, Step):
+                long = message.step > 8 and message.step % 4 == 0
+                ns = message.start_ns + max(0, (message.step - 9) // 4) * 1000 * MS
+                message = replace(message, start_ns=ns)
+                if message.step == 7:
+                    message = replace(message, duration_ns=message.duration_ns + 30 * MS)
+                if long:
+                    message = replace(bare(message.rank, message.step), start_ns=ns, duration_ns=1107 * MS)
+            yield message, at
+
+    found = report_of(record(tmp_path / "run.mcap", pausing()))
+    rest = found.phases_ms["other"]
+    assert rest is not None
+    assert rest > 100
+    assert 0 < sum(found.rest_after.values()) * rest < 10
+    assert not [note for note in found.notes or () if note.kind == "rest"]
 
 
 def test_without_the_ends_of_all_collectives_waits_are_told(report: Report) -> None:
