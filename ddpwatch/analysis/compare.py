@@ -67,6 +67,7 @@ class RunSeries:
         waited_for: The same of the rank that waited least in collectives, as the others waited for it.
         overlap: Overlap of each step that communicated.
         shown: Means of the phases (ms), where a page shows them; the medians of these steps otherwise.
+        shown_overlap: That of all steps, where a page shows it.
         setup: What it ran on, as texts by name (`setup_of`).
     """
 
@@ -76,6 +77,7 @@ class RunSeries:
     waited_for: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     overlap: list[float] = field(default_factory=list)
     shown: Mapping[str, float | None] = field(default_factory=dict)
+    shown_overlap: float | None = None
     setup: Mapping[str, str] = field(default_factory=dict)
 
     def add_step(self, across: StepAcrossRanks) -> None:
@@ -420,9 +422,11 @@ def _describe_overlap(a: RunSeries, b: RunSeries, overlap: tuple[float, float, f
     if overlap is None:
         return ""
     change, low, high = overlap
-    before, after = median(a.overlap), median(b.overlap)
     verb = "rose" if change > 0 else "fell"
-    return f"; overlap {verb} from {before:.0%} to {after:.0%} ({100 * low:+.0f} to {100 * high:+.0f} points)"
+    name, before, after = "overlap", a.shown_overlap, b.shown_overlap
+    if before is None or after is None or (after - before) * change <= 0:
+        name, before, after = "median overlap", median(a.overlap), median(b.overlap)
+    return f"; {name} {verb} from {before:.0%} to {after:.0%} ({100 * low:+.0f} to {100 * high:+.0f} points)"
 
 
 def _too_short(a: RunSeries, b: RunSeries) -> str:

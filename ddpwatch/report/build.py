@@ -199,7 +199,7 @@ def _run(recording: Recording, series: RunSeries, selection: Selection, note: Ca
     for text in (*recording.notes, *recording.left_out):
         note(f"{series.name}: {text}")
     found = run.estimate()
-    series.shown = phases_figures(found)
+    series.shown, series.shown_overlap = phases_figures(found), found.overlap
     return ComparedRun(
         **asdict(figures_of(series)),
         step_ms=to_ms(found.step_ns),

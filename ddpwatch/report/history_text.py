@@ -13,7 +13,7 @@ from ddpwatch.common.text import UNKNOWN, clean, counted, number, percent
 from ddpwatch.common.text import table as text_table
 from ddpwatch.report.terminal_charts import FEWEST_POINTS, chart
 
-_HEADER = ["started", "commit", "step ms", "steps", "throughput", "lost", "goodput", "recording"]
+_HEADER = ["started", "commit", "step p50 ms", "steps", "throughput", "lost", "goodput", "recording"]
 MOST_WORST = 80  # characters of an incident
 
 
@@ -48,5 +48,5 @@ def render_history(history: RunHistory, width: int | None = None) -> str:
     timed = [(float(place), run.step_ms) for place, run in enumerate(history.runs, 1) if run.step_ms is not None]
     drawn = []
     if width is not None and len(timed) >= FEWEST_POINTS:
-        drawn = ["", chart("step time (ms) by run", [x for x, _ in timed], [y for _, y in timed], width)]
+        drawn = ["", chart("median step time (ms) by run", [x for x, _ in timed], [y for _, y in timed], width)]
     return "\n".join([clean(head), clean(history.text), *drawn, "", *lines])

@@ -12,7 +12,7 @@ from ddpwatch.analysis.step import PHASES
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
-from ddpwatch.report.compare_text import render_compare
+from ddpwatch.report.compare_text import OF_MEDIANS, render_compare
 from ddpwatch.wire.messages import Bye
 from tests.support.frames import hello
 from tests.support.frames import run as fleet_of
@@ -88,7 +88,9 @@ def test_a_change_of_overlap_is_told_whatever_the_step_time() -> None:
     assert found.verdict == "same"
     assert found.overlap is not None
     assert 0.15 < found.overlap[1] < found.overlap[2] < 0.25
-    assert "; overlap rose from " in found.text
+    assert "; median overlap rose from " in found.text
+    a.shown_overlap, b.shown_overlap = 0.57, 0.83  # as the page has them
+    assert "; overlap rose from 57% to 83% (" in compare(a, b).text
     b.overlap = [0.6 + dice.gauss(0, 0.03) for _ in b.step]
     assert compare(a, b).overlap is None
 
@@ -130,6 +132,7 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
     text = render_compare(result)
     assert "b is 18.6 % slower than a" in text
     assert "slower than a" in text
+    assert OF_MEDIANS in text
     slower_than(result, 0.25)
     with pytest.raises(DdpwatchError, match=r"more than 5\.0%") as error:
         slower_than(result, 0.05)

@@ -96,12 +96,12 @@ class NewestSteps(RunSeries):
         del self.shares[:-steps]
 
     def estimate(self) -> Estimate:
-        """Returns what holds for all of them, as ``ddpwatch compare`` shows it; texts on phases say these means."""
+        """Returns what holds for all of them, as ``ddpwatch compare`` shows it; texts say these means."""
         estimator = Estimator()
         for share in self.shares:
             estimator.add_share(share)
         found = estimator.estimate()
-        self.shown = phases_figures(found)
+        self.shown, self.shown_overlap = phases_figures(found), found.overlap
         return found
 
 
