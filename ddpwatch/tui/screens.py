@@ -12,6 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from ddpwatch.tui.explaining import Explaining
+from ddpwatch.tui.views import VIEWS
 
 MODAL_CSS = """
     ModalScreen { align: center middle; background: $background 60%; overflow: hidden; }
@@ -45,7 +46,12 @@ SIGNS = """\
 class HelpScreen(ModalScreen[None]):
     """Explains the keys and a view's figures."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space", "dismiss", "Close")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q,enter,space", "dismiss", "Close"),
+        Binding("down,j", "scroll(1)", "Down"),
+        Binding("up,k", "scroll(-1)", "Up"),
+        *(Binding(key, f"view('{key}')", "Another view") for key in VIEWS),
+    ]
 
     def __init__(self, name: str, definitions: str) -> None:
         super().__init__()
@@ -53,8 +59,18 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         """Yields one scrollable text."""
-        with VerticalScroll(id="help"):
+        with VerticalScroll(id="help") as box:
+            box.border_subtitle = "j k scroll, Esc closes"
             yield Static(HELP + self._view + SIGNS)
+
+    def action_scroll(self, by: int) -> None:
+        """Scrolls by lines."""
+        self.query_one("#help").scroll_relative(y=by, animate=False)
+
+    async def action_view(self, key: str) -> None:
+        """Closes the help, and shows a view."""
+        self.dismiss()
+        await self.app.run_action(f"view('{key}')")
 
 
 class ExplainScreen(ModalScreen[None]):

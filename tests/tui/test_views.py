@@ -179,6 +179,19 @@ class TestEveryView:
                 assert name in app.export_screenshot()
                 await pilot.press("escape")
 
+    async def test_help_scrolls_and_view_keys_lead_out_of_it(self):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("question_mark", "j")
+            box = app.screen.query_one("#help")
+            assert box.scroll_y == 1
+            await pilot.press(*"k" * 2, *"j" * 40)
+            assert box.scroll_y == box.max_scroll_y > 1
+            assert "Esc closes" in str(box.border_subtitle)
+            await pilot.press(KEYS["Collectives"])
+            assert not isinstance(app.screen, HelpScreen)
+            assert app.view is app.views.collectives
+
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
