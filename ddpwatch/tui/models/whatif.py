@@ -58,7 +58,7 @@ def observed_in(state: RunState, steps: Iterable[StepAcrossRanks]) -> Observed:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One prediction. ``kind`` is ``cap``, ``hook``, ``option``, ``other`` or ``bound``."""
+    """One prediction. ``kind`` is ``fault`` (that is mended), ``cap``, ``hook``, ``option``, ``other`` or ``bound``."""
 
     kind: str
     prediction: Prediction
@@ -73,7 +73,7 @@ class Answer:
         exposed_ms: Of that, what the mean rank waits for buckets, as replayed.
         error: By how much the replay of the recorded setting is off, as a share.
         steps: How many full steps all that rests on.
-        scenarios: Caps by size, hooks, their bound, options, then what no line of code changes.
+        scenarios: Faults, caps by size, hooks, their bound, options, then what changes the training.
         refused: Why caps and hooks are missing; empty if they are not.
     """
 
@@ -91,6 +91,14 @@ class Answer:
         return max(found, key=lambda scenario: scenario.prediction.gain_low_ms, default=None)
 
     @property
+    def larger(self) -> Scenario | None:
+        """The fault without which most is gained, if that is more: what is to be looked at first."""
+        found = [one for one in self.scenarios if one.kind == "fault" and one.prediction.sure]
+        most = max(found, key=lambda scenario: scenario.prediction.gain_low_ms, default=None)
+        least = 0.0 if self.best is None else self.best.prediction.gain_low_ms
+        return most if most is not None and most.prediction.gain_low_ms > least else None
+
+    @property
     def of_code(self) -> Sequence[Scenario]:
         """The changes of code to the same training."""
         return [scenario for scenario in self.scenarios if scenario.kind in _OF_CODE]
@@ -104,7 +112,7 @@ class Answer:
 
 
 _OF_CODE = ("cap", "hook", "option")
-_ORDER = ("cap", "hook", "bound", "option", "other")
+_ORDER = ("fault", "cap", "hook", "bound", "option", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +201,8 @@ class Predictor:
 def _kind(change: Change) -> str:
     if change.perfect:
         return "bound"
+    if change.no_input or change.without_rank is not None:
+        return "fault"
     if change.moves_buckets and not change.static_graph:
         return "cap"
     if change.hook:

@@ -45,10 +45,8 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
         _put_heading(canvas, f"where the time went: diagnosing … {percent(progress)}")
     else:
         share = lost_share(lost, run_size(lost.ranks, lost.rank_ns / NS_PER_S)) or "nothing known"
-        until = ["" if model.diagnosed.whole else " so far"]
-        if model.verdict.kind == "hang":  # whose time is in no account while it lasts
-            until = [" before the hang", ", then a hang"]
-        _put_heading(canvas, first_fit([*(share + text for text in until), share], width - 2))
+        until = "" if model.diagnosed.whole else " so far"
+        _put_heading(canvas, first_fit([share + until, share], width - 2))
         _paint_bar(canvas, lost, 1)
         _paint_accounts(canvas, lost, model.diagnosed.unit, 2)
     return canvas.rows()

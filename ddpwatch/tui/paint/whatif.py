@@ -66,15 +66,18 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
     missing = f"not predicted: {answer.refused}" if answer.refused else ""
     found = [scenario.prediction for scenario in answer.scenarios]
     most = most_to_save(answer.exposed_ms, answer.measured_ms, found)
-    if answer.best is None and missing:
-        return "·", "dim", "; ".join(filter(None, [most, missing]))
-    if answer.best is None:
-        nothing = nothing_sure(scenario.prediction.more_steps for scenario in answer.of_code)
-        return "·", "text", "; ".join(filter(None, [nothing, most]))
-    best = answer.best.prediction
-    interval = f"{three_digits(best.gain_low_ms)} to {three_digits(best.gain_high_ms)}"
-    gained = f"{three_digits(best.gain_ms)} ms a step ({interval}; {percent(best.gain, 1)})"
-    return "✓", "good", "; ".join(filter(None, [f"{best.change} would gain {gained}", most, missing]))
+    larger = "" if answer.larger is None else _gains(answer.larger.prediction)
+    if answer.best is not None:
+        return "✓", "good", "; ".join(filter(None, [larger, _gains(answer.best.prediction), most, missing]))
+    if missing:
+        return "·", "dim", "; ".join(filter(None, [larger, most, missing]))
+    nothing = nothing_sure(scenario.prediction.more_steps for scenario in answer.of_code)
+    return "·", "text", "; ".join(filter(None, [larger, nothing, most]))
+
+
+def _gains(found: Prediction) -> str:
+    interval = f"{three_digits(found.gain_low_ms)} to {three_digits(found.gain_high_ms)}"
+    return f"{found.change} would gain {three_digits(found.gain_ms)} ms a step ({interval}; {percent(found.gain, 1)})"
 
 
 def _paint_changes(canvas: Canvas, answer: Answer, y: int, height: int, selected: int) -> int:
@@ -126,7 +129,7 @@ def _gain_columns(canvas: Canvas) -> Sequence[tuple[str, int]]:
 
 def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, float], best: bool) -> None:
     found, gutter = scenario.prediction, _gutter(canvas)
-    style = "good" if best else "dim" if scenario.kind in ("other", "bound") else "text"
+    style = "good" if best else "dim" if scenario.kind in ("fault", "other", "bound") else "text"
     name = found.change if canvas.width >= _WIDE else _shorter(found.change)
     canvas.put(2, y, f"{shorten(name, gutter - 4)}{f' {_BEST}' if best else ''}", style)
     gains = {
