@@ -139,6 +139,7 @@ class BucketTable:
     def _row(self, bucket: Bucket, layouts: Layouts) -> BucketSummary:
         found = [step for _, step in self.history(bucket)]
         last = (step.last_ranks for step in found if step.last_ranks)
+        placed = [step for step in found if step.done is not None] or found  # others may launch later than that
         last_ranks, last_share = most_often_last(Counter(r if len(r) <= MOST_NAMED else () for r in last))
         module, index, use, _ = bucket
         return BucketSummary(
@@ -147,9 +148,9 @@ class BucketTable:
             layouts.bucket_layer(index, module=module),
             per_step=p50(step.per_step for step in found),
             nbytes=found[-1].nbytes,
-            ready=p50(step.ready for step in found),
-            launch=p50(step.launch for step in found),
-            done=p50(step.done for step in found),
+            ready=p50(step.ready for step in placed),
+            launch=p50(step.launch for step in placed),
+            done=p50(step.done for step in placed),
             transfer=p50(step.transfer for step in found),
             wait=p50(step.wait for step in found),
             exposed=p50(step.exposed for step in found),

@@ -61,7 +61,8 @@ from ddpwatch.wire.messages import Beat, Bye, Hello, Mark, Message, Status, Step
 MOST_SAMPLED = 16_384  # steps of which percentiles are
 MOST_SAMPLED_OF_RANKS = 524_288  # steps times ranks
 LEAST_SAMPLED = 64
-_FIGURES = ("per_step", "ready", "launch", "done", "transfer", "wait", "exposed", "busbw")  # of a bucket
+_IN_STEP = ("ready", "launch", "done")  # when, of a bucket
+_FIGURES = ("per_step", *_IN_STEP, "transfer", "wait", "exposed", "busbw")  # of a bucket
 # A step counts as the first of these that any rank reports.
 _NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "profiled", "unresolved", "unwatched", "shadow")
 
@@ -145,7 +146,7 @@ class RankRows:
 
 @dataclass(slots=True)
 class BucketSamples:
-    """The samples of one bucket of one layout."""
+    """The samples of one bucket of one layout; ``ready``, ``launch`` and ``done`` step by step, NaN if not known."""
 
     nbytes: int | None = None
     steps: int = 0
@@ -167,7 +168,15 @@ class BucketSamples:
         self.last.update(steps.last[position])
         for number, figure in enumerate(_FIGURES):
             own = steps.values[number * count + position :: len(_FIGURES) * count]
-            getattr(self, figure).values.extend([value for value in own if value == value] if steps.unknown else own)
+            partly = steps.unknown and figure not in _IN_STEP
+            getattr(self, figure).values.extend([value for value in own if value == value] if partly else own)
+
+    def in_step_ms(self) -> list[float | None]:
+        """Returns when it was ready, launched and done (ms): of the steps that know when it was done, if some do."""
+        rows = list(zip(self.ready.values, self.launch.values, self.done.values, strict=True))
+        placed = [row for row in rows if row[2] == row[2]] or rows
+        known = [[row[place] for row in placed if row[place] == row[place]] for place in range(len(_IN_STEP))]
+        return [median(column) / NS_PER_MS if column else None for column in known]
 
 
 @dataclass(slots=True)
@@ -472,6 +481,7 @@ class ReportBuilder:
         module, index, use, role = key
         last_ranks, last_share = most_often_last(samples.last)
         busbw = samples.busbw.p50()
+        ready_ms, launch_ms, done_ms = samples.in_step_ms()
         return CollectiveFigures(
             kind=self._run.layouts.kind(module, use),
             module=module,
@@ -484,9 +494,9 @@ class ReportBuilder:
             per_step=samples.per_step.p50(),
             nbytes=samples.nbytes,
             params=self._run.layouts.bucket_params(index, module=module),
-            ready_ms_p50=samples.ready.p50(NS_PER_MS),
-            launch_ms_p50=samples.launch.p50(NS_PER_MS),
-            done_ms_p50=samples.done.p50(NS_PER_MS),
+            ready_ms_p50=ready_ms,
+            launch_ms_p50=launch_ms,
+            done_ms_p50=done_ms,
             transfer_ms_p50=samples.transfer.p50(NS_PER_MS),
             wait_ms_p50=samples.wait.p50(NS_PER_MS),
             exposed_ms_p50=samples.exposed.p50(NS_PER_MS),

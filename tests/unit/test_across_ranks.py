@@ -11,11 +11,12 @@ from ddpwatch.analysis.across_ranks import METRICS, StepAcrossRanks
 from ddpwatch.analysis.buckets import BucketTable, bucket_steps
 from ddpwatch.analysis.groups import NO_ROLE, Role
 from ddpwatch.analysis.kept_steps import StepLimit
+from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.step import comm_of
 from ddpwatch.export.tables import collective_rows
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import decode, encode
-from tests.support.frames import MS, bare, hello, run, state_of, step
+from tests.support.frames import MS, bare, hello, layout, light, run, state_of, step
 
 offsets = st.lists(st.integers(0, 40), min_size=2, max_size=2)
 
@@ -173,6 +174,24 @@ class TestBuckets:
         table.update(views[-3:])
         assert sorted(table.steps) == [17, 18, 19]
         assert [number for number, _ in table.history((0, 1, "", Role("", 2)))] == [17, 18, 19]
+
+    def test_launches_are_of_the_steps_that_know_when_they_were_done(self):
+        """Most steps launched 60 ms later, and nobody knows when these were done."""
+        stamps = [110 * MS, 130 * MS]
+        steps = [
+            light(rank, number, comm_ready=stamps, comm_launch=stamps) if number % 4 else step(rank, number)
+            for number in range(1, 41)
+            for rank in range(2)
+        ]
+        frames = [hello(0), hello(1), layout(0), layout(1), *steps]
+        table, state, builder = BucketTable(), state_of(frames), ReportBuilder()
+        assert table.update(state.recent())
+        rows = [(row.ready, row.launch, row.done) for row in table.rows(state.layouts)]
+        assert rows == [(19 * MS, 19 * MS, 29 * MS), (39 * MS, 39 * MS, 59 * MS)]
+        for frame in frames:
+            builder.apply_message(frame)
+        for row, ns in zip(builder.report().collectives, rows, strict=True):
+            assert (row.ready_ms_p50, row.launch_ms_p50, row.done_ms_p50) == tuple(at / MS for at in ns)
 
 
 def test_of_a_bare_step_only_the_length_is_known():
