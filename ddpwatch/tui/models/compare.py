@@ -59,7 +59,7 @@ class CompareModel:
         steps: Steps of the run that count so far.
         result: The newest comparison.
         setups: What both ran on, as (what, baseline, run).
-        offered: Recordings in this directory, newest first, while there is no baseline.
+        directory, offered: Where recordings were looked for, and their names, newest first, while there is no baseline.
     """
 
     name: str = ""
@@ -68,6 +68,7 @@ class CompareModel:
     steps: int = 0
     result: Comparison | None = None
     setups: Sequence[tuple[str, str, str]] = ()
+    directory: str = ""
     offered: Sequence[str] = ()
 
 

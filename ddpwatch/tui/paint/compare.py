@@ -35,14 +35,19 @@ def paint_compare(model: CompareModel, width: int, height: int) -> list[Row]:
         y = _paint_setups(canvas, model.setups, model.name, y + 1)
         _paint_steps(canvas, model.result, model.name, y + 1)
     elif not model.name:
-        _paint_offered(canvas, model.offered, y + 1)
+        _paint_offered(canvas, model.directory, model.offered, y + 1)
     return canvas.rows()
 
 
-def _paint_offered(canvas: Canvas, names: Sequence[str], y: int) -> None:
-    """Paints what could be compared with."""
-    text = "recordings here, newest first; b takes one of them" if names else "no recording (*.mcap) in this directory"
-    canvas.put(3, y, text, "dim")
+def _paint_offered(canvas: Canvas, directory: str, names: Sequence[str], y: int) -> None:
+    """Paints what could be compared with, or where nothing was found."""
+    text = "recordings here, newest first; b takes one of them, or the path of another"
+    if not names:
+        text = f"no other recording (*.mcap) in {shorten_name(directory, 1000)}: b takes a path elsewhere, too"
+    lines = wrap(text, canvas.width - 4, 3)
+    for row, line in enumerate(lines, start=y):
+        canvas.put(3, row, line, "dim")
+    y += len(lines) - 1
     for row, name in enumerate(names[: max(canvas.height - y - 1, 0)], start=y + 1):
         canvas.put(5, row, shorten_name(name, canvas.width - 6), "text")
 

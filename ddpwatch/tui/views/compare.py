@@ -34,7 +34,8 @@ class CompareView(RunView):
     def __init__(self, session: ViewerSession) -> None:
         super().__init__(session)
         self.baseline: Baseline | None = None
-        self._offered = recordings_in(Path())
+        self._directory = Path().absolute()
+        self._recordings = recordings_in(self._directory)
         self.forget()
 
     def forget(self) -> None:
@@ -70,7 +71,7 @@ class CompareView(RunView):
     def _model(self) -> CompareModel:
         baseline = self.baseline
         if baseline is None:
-            return CompareModel(offered=self._offered)
+            return CompareModel(directory=str(self._directory), offered=self._offered())
         self._version_shown = baseline.version
         self._update(baseline)
         return CompareModel(
@@ -81,6 +82,12 @@ class CompareView(RunView):
             result=baseline.result,
             setups=setups(baseline.hello, self.session.overview.hello),
         )
+
+    def _offered(self) -> list[str]:
+        """Returns the recordings here but for the run's own."""
+        status = self.session.state.status
+        own = self._directory / status.recording if status is not None else None
+        return [name for name in self._recordings if self._directory / name != own]
 
     def _update(self, baseline: Baseline) -> None:
         """Adds the run's new steps and requests a comparison: every two seconds, or at once if the run is at rest."""

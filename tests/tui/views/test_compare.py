@@ -17,6 +17,7 @@ from ddpwatch.tui.feed import AttachSpec
 from ddpwatch.tui.models import compare as compare_model
 from ddpwatch.tui.models.compare import RANK_STEPS_PER_CALL, CompareModel, LiveSeries, setups
 from ddpwatch.tui.paint.compare import paint_compare
+from ddpwatch.wire.messages import Status
 from tests.support.dashboards import app_on, ended_recording, screen_text, until, watching
 from tests.support.frames import hello, light, run, state_of, step
 
@@ -58,20 +59,19 @@ class TestView:
 
     async def test_without_a_baseline_it_offers_the_recordings_here(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        for age, name in enumerate(("new.mcap", "old.mcap", "other.txt")):
+        for age, name in enumerate(("own.mcap", "new.mcap", "old.mcap", "other.txt")):
             (tmp_path / name).touch()
             os.utime(tmp_path / name, (1000 - age, 1000 - age))
         app = app_on()
         async with app.run_test(size=(120, 40)) as pilot:
-            await watching(pilot, run(40))
+            await watching(pilot, [*run(40), Status(at_ns=0, frames=0, bytes=0, recording=str(tmp_path / "own.mcap"))])
             await pilot.press("6")
             shown = " ".join(screen_text(app).split())
-            assert "recordings here, newest first; b takes one of them new.mcap old.mcap" in shown
+            assert "newest first; b takes one of them, or the path of another new.mcap old.mcap" in shown
             assert "other.txt" not in shown
-        monkeypatch.chdir(tmp_path.parent)
-        assert "no recording (*.mcap) in this directory" in "".join(
-            text for row in paint_compare(CompareModel(), 80, 10) for text, _ in row
-        )
+        rows = paint_compare(CompareModel(directory="/data/runs"), 80, 10)
+        painted = "".join(text for row in rows for text, _ in row)
+        assert "no other recording (*.mcap) in /data/runs: b takes a path elsewhere, too" in painted
 
     async def test_the_answer_follows_the_run(self, baseline):
         app = app_on(baseline=baseline)
