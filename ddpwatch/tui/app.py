@@ -259,6 +259,10 @@ class DashboardApp(App[int]):
         if not self.session.replay and number < min(self.session.state.steps, default=number):
             self.notify(f"step {number} is no longer in memory: a recording has it", timeout=4)
             return
+        newest = self.session.overview.newest_step
+        if newest is not None and number > newest and (self.session.over or not self.session.replay):
+            self.notify(f"step {number} did not end, so it has no timeline: this is step {newest}", timeout=6)
+            number = newest
         self._moved(self.navigation.go_to_step(number))
         self.show_view(self.views.timeline)
 

@@ -3,6 +3,7 @@
 import re
 from itertools import chain
 
+from ddpwatch.wire.messages import Bye
 from tests.support.dashboards import FakeJobs, app_on, body, live_app, screen_text, until, watching
 from tests.support.frames import MS, bye, run, synchronous
 
@@ -45,6 +46,18 @@ class TestLog:
             await pilot.press("enter")
             assert chosen not in (None, 19)
             assert f"step {chosen}" in body(app)
+
+    async def test_a_step_that_did_not_end_leads_to_the_last_that_did(self):
+        app = app_on()
+        async with app.run_test(size=(140, 30)) as pilot:
+            kill = Bye(rank=1, by="collector", reason="killed", signal=9, at_ns=1, step=20, phase="backward")
+            await watching(pilot, [*run(20), kill])
+            await pilot.press("7")
+            assert " death " in body(app)
+            await pilot.press("enter")
+            assert "step 19 " in body(app)
+            said = [str(note.message) for note in app._notifications]
+            assert said == ["step 20 did not end, so it has no timeline: this is step 19"]
 
     async def test_the_job_s_output(self, output_buffer):
         output_buffer.add_block(b"loss 3.2\n\x1b[31mloss 3.1\nunfinished")
