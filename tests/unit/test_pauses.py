@@ -7,6 +7,7 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.pauses import joined
+from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
 from ddpwatch.wire.messages import Device, Mark, RankSample, Span, Stack
 from tests.support.frames import (
     MS,
@@ -359,6 +360,18 @@ class TestRhythms:
             (found,) = [one for one in state_of(messages).diagnosis.incidents() if one.phase == "checkpoint"]
             assert (found.ranks, found.severity, found.period, found.open) == ((0,), "info", 40, True)
             assert found.counts == counts
+
+    @pytest.mark.parametrize("known", [0, 2])
+    def test_a_rank_that_others_wait_for_does_not_wait_itself(self, known):
+        """Rank 0 drew histograms "waiting for buckets": in one of its stalls, only the others' wait was seen."""
+        found = []
+        for at, step_number in enumerate((30, 60, 90)):
+            ranks, phase = ((), "exposed_comm") if at == known else ((0,), "between")
+            pause = Pause(ranks, phase, step_number, ranks_in_run=3)
+            pause.add_step(step_number, 500 * MS, 1000 * MS)
+            found = with_pause(found, pause)
+        (one,) = found
+        assert (one.ranks, one.phase, one.period) == ((0,), "between", 30)
 
     def test_what_all_do_and_by_how_much_one_takes_longer_are_two(self):
         """A validation of 400 ms of which one rank's took 900 was one of all, and nobody was waited for."""

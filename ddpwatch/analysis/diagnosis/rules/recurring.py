@@ -164,8 +164,9 @@ class Pause:
 
     def merge(self, other: Pause, *, again: bool) -> None:
         """Takes another one of the same ranks, perhaps in another phase: it came again, or has gone on."""
-        if self.phase != other.phase:
-            self.phase = (other.phase if self.phase in VAGUE else self.phase) if again else ""
+        waited = "exposed_comm" if self.ranks or other.ranks else None  # where the others were
+        own, theirs = ("" if phase == waited else phase for phase in (self.phase, other.phase))
+        self.phase = own if own == theirs or (again and own not in VAGUE) else (theirs or own) if again else ""
         known = again and other.since in self.starts  # a mark has shown a part of it
         if again:
             self.device = self.device and other.device  # not what was the cause only once
