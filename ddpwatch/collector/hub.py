@@ -43,6 +43,7 @@ from ddpwatch.wire.transport import RESTART_BITS, Envelope, Frame
 KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_ALL_SAMPLES = 16_384  # of all ranks
 KEEP_EXCHANGES = 128  # per node: up to two every 2 s, for the two minutes over which offsets are fitted
+KEEP_STILL = 8  # heartbeats per rank that came while no step did: they show for whom the others waited
 KEEP_LAYOUTS = 4  # per rank and module
 KEEP_RANK_LAYOUTS = 256  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
@@ -83,6 +84,9 @@ class RankEntry:
     Attributes:
         newest: Its newest hello, heartbeat and goodbye, and each of its groups, by type and the group's id.
         layouts: Its newest layouts.
+        still: Older heartbeats, followed by another one of the same step.
+        step: That of its newest heartbeat.
+        stood: Whether the one before was of the same step.
         ended: When (by this host's wall clock) and why it ended.
         seen_ns: Receive time of its newest frame (ns since the Unix epoch).
         nbytes: Size of all but the layouts' bodies.
@@ -94,6 +98,9 @@ class RankEntry:
     marks: deque[Envelope] = field(default_factory=deque)
     samples: deque[Envelope] = field(default_factory=deque)
     layouts: deque[KeptLayout] = field(default_factory=deque)
+    still: deque[Envelope] = field(default_factory=deque)
+    step: int | None = None
+    stood: bool = False
     ended: tuple[int, EndReason] | None = None
     seen_ns: int = 0
     nbytes: int = 0
@@ -198,7 +205,7 @@ class Hub:
         """Yields everything kept, oldest first."""
         kept: list[Envelope | KeptLayout] = [*chain.from_iterable(self._devices.by_device.values())]
         for entry in (*self.ranks.values(), *self._nodes.values()):
-            kept += [*entry.layouts, *entry.marks, *entry.samples, *entry.steps, *entry.newest.values()]
+            kept += [*entry.layouts, *entry.marks, *entry.samples, *entry.steps, *entry.still, *entry.newest.values()]
         kept += self._own.values()
         for each in sorted(kept, key=attrgetter("seq")):
             yield each if isinstance(each, Envelope) else each.envelope()
@@ -307,11 +314,25 @@ class Hub:
             while len(entry.marks) > max(KEEP_MARKS // len(self.ranks), KEEP_RANK_MARKS):
                 self._count(entry, -size_of(entry.marks.popleft()))
         else:
+            if isinstance(message, Beat):
+                self._keep_still(entry, message)
             self._keep_newest(entry, (type(message), message.id if isinstance(message, Group) else 0), envelope)
             if isinstance(message, Bye):
                 entry.ended = _ended_ns(entry, message, envelope), message.reason
             elif isinstance(message, Hello):
                 entry.ended = None
+
+    def _keep_still(self, entry: RankEntry, beat: Beat) -> None:
+        """Keeps the heartbeat before one of the same step, and the last of that step."""
+        before = entry.newest.get((Beat, 0))
+        stands, entry.step = beat.step == entry.step, beat.step
+        if before is None or not (stands or entry.stood):
+            return
+        entry.stood = stands
+        entry.still.append(before)
+        self._count(entry, size_of(before))
+        if len(entry.still) > KEEP_STILL:
+            self._count(entry, -size_of(entry.still.popleft()))
 
     def _keep_layout(self, entry: RankEntry, module: int, envelope: Envelope) -> None:
         """Keeps a layout; ranks of a job mostly have equal ones, which then share a body."""
@@ -363,6 +384,8 @@ class Hub:
             self._count(entry, -size_of(entry.marks.popleft()))
         elif entry.samples:
             self._count(entry, -size_of(entry.samples.popleft()))
+        elif entry.still:
+            self._count(entry, -size_of(entry.still.popleft()))
         elif entry.layouts:
             self._drop_layout(entry, entry.layouts[0])
         else:

@@ -18,6 +18,7 @@ from ddpwatch.collector.hub import (
     KEEP_DEVICE_BYTES,
     KEEP_EXCHANGES,
     KEEP_RANK_LAYOUTS,
+    KEEP_STILL,
     Hub,
 )
 from ddpwatch.viewer.state import RunState
@@ -430,3 +431,15 @@ def test_a_viewer_that_comes_late_to_a_hang_says_what_the_others_say() -> None:
         (said, *_), (found, *_) = early.diagnosis.incidents(), late.diagnosis.incidents()
         assert said.message.startswith("rank 1 is stuck between steps at step 40 for ")
         assert (found.message, found.ranks, found.cost_ns) == (said.message, said.ranks, said.cost_ns)
+
+
+def test_heartbeats_from_while_a_step_stood_still_are_kept() -> None:
+    """They show for whom the others waited. Of steps that go on, only the newest is, and of a hang so many."""
+    hub = Hub()
+    numbers = [*range(20), 19, 19, *range(20, 40)]
+    for at, number in enumerate(numbers):
+        keep(hub, frames.beat(0, number, at_ns=at))
+    assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [19, 20, 21, 41]
+    for at in range(1000):
+        keep(hub, frames.beat(0, 40, at_ns=100 + at))
+    assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [*range(1099 - KEEP_STILL, 1100)]
