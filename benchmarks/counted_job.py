@@ -44,9 +44,9 @@ def main() -> None:
                 kept.append(b"x" * round(KEPT_MB * 1e6))
             ends.append(time.monotonic())
     if dist.get_rank() == 0:
-        rate = 2 * BATCH * LENGTH * (STEPS - 1 - WARM_UP) / (ends[-1] - ends[WARM_UP])
+        rate = dist.get_world_size() * BATCH * LENGTH * (STEPS - 1 - WARM_UP) / (ends[-1] - ends[WARM_UP])
         flops = 6 * sum(parameter.numel() for parameter in model.parameters()) * rate
-        peak = 2e12 * float(os.environ.get("DDPWATCH_PEAK_TFLOPS", "nan"))
+        peak = 1e12 * dist.get_world_size() * float(os.environ.get("DDPWATCH_PEAK_TFLOPS", "nan"))
         print(f"its own count: {rate:,.1f} tokens/s, MFU {100 * flops / peak:.4f} %")
     dist.destroy_process_group()
 

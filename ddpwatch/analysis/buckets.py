@@ -139,7 +139,7 @@ class BucketTable:
     def _row(self, bucket: Bucket, layouts: Layouts) -> BucketSummary:
         found = [step for _, step in self.history(bucket)]
         last = (step.last_ranks for step in found if step.last_ranks)
-        placed = [step for step in found if step.done is not None] or found  # others may launch later than that
+        placed = [step for step in found if step.done is not None] or found  # of others, only the launch is known
         last_ranks, last_share = most_often_last(Counter(r if len(r) <= MOST_NAMED else () for r in last))
         module, index, use, _ = bucket
         return BucketSummary(

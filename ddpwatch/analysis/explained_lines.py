@@ -33,7 +33,7 @@ _Of = TypeVar("_Of")
 class LineDifference(Figures, frozen=True):
     """A function of the user's code, in one phase, or an operator; ``line`` is where it differs most.
 
-    ``module`` is the one in which most of the difference is, or what has all modules where it is.
+    ``module`` is the one in which most of the difference is, or the common part of their names where it is in several.
 
     Times are ms a step, of the explained rank and its peer. ``reach_ms`` is half the width of the difference's
     interval, ``certain`` whether it is beyond chance, and worth a word. ``inner`` is what it mostly calls there.

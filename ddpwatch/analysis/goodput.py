@@ -45,9 +45,12 @@ class RunSpan:
             parts[_part(account)] += account.ns
         parts["steps"] -= lost.between_steps_ns
         for one in incidents:
-            if one.kind == "hang" or (one.kind == "pause" and one.phase not in _PAUSES):
+            if not one.in_steps:  # what ranks waited in it is an account, in which part depends on the phase
+                parts["hangs"] += one.cost_ns
+                parts[_part(Account("waiting", None, one.phase, 0)) if len(one.ranks) == 1 else "steps"] -= one.cost_ns
+            elif one.kind == "hang" or (one.kind == "pause" and one.phase not in _PAUSES):
                 waiting = ranks - len(one.ranks)  # who is waited for trains no more than they do
-                everyone = one.cost_ns * ranks // waiting if waiting > 0 and one.in_steps else one.cost_ns
+                everyone = one.cost_ns * ranks // waiting if waiting > 0 else one.cost_ns
                 parts["hangs" if one.kind == "hang" else "pauses"] += everyone
                 parts["steps"] -= everyone
         parts["startup"] += ranks * max(0, self._stepped_ns - self._since_ns)

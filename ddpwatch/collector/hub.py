@@ -43,7 +43,7 @@ from ddpwatch.wire.transport import RESTART_BITS, Envelope, Frame
 KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_ALL_SAMPLES = 16_384  # of all ranks
 KEEP_EXCHANGES = 128  # per node: up to two every 2 s, for the two minutes over which offsets are fitted
-KEEP_STILL = 8  # heartbeats per rank that came while no step did: they show for whom the others waited
+KEEP_STILL = 8  # heartbeats per rank (four seconds) that came while no step did: they show for whom the others waited
 KEEP_LAYOUTS = 4  # per rank and module
 KEEP_RANK_LAYOUTS = 256  # per rank
 KEEP_BYTES = 64 * 1024 * 1024

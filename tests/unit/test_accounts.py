@@ -123,8 +123,9 @@ def test_a_hang_takes_the_time_of_all_ranks():
     hang = Incident("hang", "error", "", ranks=(1,), cost_ns=30 * S)
     assert time_of(("compute", "", 100), ("waiting", "", 30), hangs=[hang])[0] == [70, 0, 60, 20, 50]
     never_ended = dataclasses.replace(hang, in_steps=False)
-    for one in (never_ended, dataclasses.replace(never_ended, open=True)):
-        accounts = [("compute", "", 100), ("waiting", "", 30), ("pause", "hang", 30)]
+    saving = dataclasses.replace(never_ended, phase="checkpoint")
+    for one in (never_ended, dataclasses.replace(never_ended, open=True), saving):
+        accounts = [("compute", "", 100), ("waiting", one.phase, 30), ("pause", "hang", 30)]
         assert time_of(*accounts, hangs=[one])[0] == [100, 0, 60, 20, 20]
 
 

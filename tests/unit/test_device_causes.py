@@ -125,7 +125,7 @@ def test_what_limits_the_workers_of_a_data_loader(run: float, wait: float, expec
             causes.add_mark(Mark(rank=rank, kind="data", name="", workers=2, ready=at % 5 != rank, **wait_ns))
     cause = causes.workers(None, FAULT[0] * SECOND, FAULT[1] * SECOND)
     assert cause is not None  # whatever else workers do meanwhile
-    assert cause.text == "batches were ready in 80 % of the waits: to receive them takes that long"
+    assert cause.text == "batches were ready in 80 % of the waits: receiving them takes that long"
 
 
 def test_a_rank_alone_is_compared_with_itself() -> None:
@@ -136,16 +136,16 @@ def test_a_rank_alone_is_compared_with_itself() -> None:
 HOST_CASES = [
     ({"steal": 31.0}, "31 % of CPU time stolen"),
     ({"cgroup_throttled": 22.0}, "cgroup CPU limit: throttled in 22 % of its periods"),
-    ({"memory_pressure": 60.0}, "short of memory: some thread waited for it 60 % of the time"),
+    ({"memory_pressure": 60.0}, "short of memory: some thread waited for it for 60 % of the time"),
     ({"swap_in_bytes_s": 9e6, "swap_out_bytes_s": 3e6}, "host swaps (12 MB/s)"),
     ({"net_rx_errors_s": 340.0, "net_faulty": "eth0"}, "eth0: 340 receive errors/s"),
     ({"net_tx_drops_s": 1340.0, "net_faulty": "eth0"}, "eth0: 1,340 outgoing packets dropped per second"),
-    ({"io_pressure": 40.0}, "short of disk: some thread waited for it 40 % of the time"),
+    ({"io_pressure": 40.0}, "short of disk: some thread waited for it for 40 % of the time"),
     ({"oom_kills_s": 1.0}, "the kernel killed a process for want of memory (OOM)"),
     ({"link_downs_s": 1.0, "net_faulty": "mlx5_0/1"}, "mlx5_0/1: a network link went down"),
     ({"retransmits_s": 340.0}, "340 packets/s are lost and sent again"),
     ({"congestion_s": 20_000.0}, "20,000 congestion notifications/s slow RDMA down"),
-    ({"cpu_pressure": 80.0}, "CPU starved: some thread waited 80 % of the time for a core"),
+    ({"cpu_pressure": 80.0}, "CPU starved: some thread waited for a core for 80 % of the time"),
 ]
 
 

@@ -266,7 +266,7 @@ def test_a_larger_batch_costs_what_it_makes_others_wait_whatever_figure_shows_it
 def test_a_rank_may_be_late_between_phases():
     """Such as in its loss, or where it reduces gradients itself: no cause was named."""
     for backward, said in (
-        (Span("backward", 51 * MS, 100 * MS), "its loss, between forward and backward, takes"),
+        (Span("backward", 51 * MS, 100 * MS), "what it does between forward and backward (the loss) takes"),
         (Span("backward", 31 * MS, 80 * MS), "what it does between backward and optimizer takes"),
     ):
         messages = [hello(0), hello(1)]

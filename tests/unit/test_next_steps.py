@@ -191,7 +191,7 @@ def test_what_hides_transfers_depends_on_the_wrapper_whatever_else_is_called(
     ("name", "does"),
     [
         ("train.py:31", "async_op=True"),
-        ("deepspeed DeepSpeedEngine.allreduce_bucket", "options of deepspeed's"),
+        ("deepspeed DeepSpeedEngine.allreduce_bucket", "options of deepspeed that"),
         ("tensor.placement_types Partial._reduce_value", "among fewer ranks"),
         ("pipelining.schedules _batch_p2p", "more micro-batches per step"),
         ("backward", "async_op=True"),
@@ -262,7 +262,7 @@ def test_a_share_that_would_be_shown_as_0_is_not_shown() -> None:
     figures = {"io_pressure": 0.0004, "steal": 0.001}
     device = DeviceFigures(cause="cpu_pressure", host="", value=0.89, before=None, peers=None, figures=figures)
     core, stolen = evidence_sentences(Evidence(device=device))
-    assert core == "some thread waited for a core 89 % of the time"
+    assert core == "some thread waited for a core for 89 % of the time"
     assert stolen.startswith("0.1 % of the CPU time")
 
 

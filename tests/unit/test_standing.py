@@ -135,9 +135,12 @@ def test_what_comes_back_is_the_same(change: dict[str, object], count: int) -> N
 
 def test_what_comes_back_keeps_the_figures_of_its_cause_for_the_next_step() -> None:
     starved = DeviceFigures(cause="wait", host="node", value=0.5, before=None, peers=None, figures={})
-    before = replace(LATE, open=False, device="CPU starved", evidence=Evidence(late_ms=30.0, device=starved))
-    (found,) = rejoined([before, replace(LATE, since_step=90, until_step=480)])
+    evidence = Evidence(late_ms=30.0, watched_steps=40, device=starved)
+    before = replace(LATE, open=False, device="CPU starved", evidence=evidence)
+    again = replace(LATE, since_step=90, until_step=480, evidence=Evidence(late_ms=30.0, watched_steps=390))
+    (found,) = rejoined([before, again])
     assert (found.device, found.evidence.device) == ("CPU starved", starved)
+    assert found.evidence.watched_steps == 430  # of which it struck those of both
     assert "who has the cores" in next_step(found, JobPlaces())
 
 

@@ -140,7 +140,7 @@ class Diagnosis:
                 self._pauses.add_stack(message)
         elif isinstance(message, Node):
             self._liveness.add_node(message)
-            self._liveness.pass_time(received_ns)
+            self._liveness.note_collector(received_ns)
         elif isinstance(message, Status):
             self.places.source = self.places.source or message.recording
             self._liveness.pass_time(received_ns)
@@ -352,8 +352,8 @@ class Diagnosis:
     def _rejoined(self) -> list[Incident]:
         """Returns what came back as one, with its share of the run."""
         found = rejoined(self.spells())
-        beyond = (incident.cost_ns + self._stuck_ns(incident) for incident in found if not incident.in_steps)
-        total = self._ledger.rank_ns + sum(beyond)
+        beyond = sum(incident.cost_ns + incident.stuck_ns for incident in found if not incident.in_steps)
+        total = self._ledger.rank_ns + beyond
         return [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]
 
     def _look(self) -> _Look:
@@ -378,11 +378,6 @@ class Diagnosis:
         """Returns the late rank that costs most of a step at the moment."""
         return max(self._look().late, key=_gain, default=None)
 
-    def _stuck_ns(self, incident: Incident) -> int:
-        """Returns the time of a hang's own ranks: each is in it for as long as one that waits for them."""
-        waiting = self._ledger.ranks - len(incident.ranks)
-        return incident.cost_ns * len(incident.ranks) // waiting if incident.kind == "hang" and waiting > 0 else 0
-
     def lost(self) -> LostTime:
         """Returns where the rank-time went so far."""
         ledger, incidents = self._ledger, self._look().found
@@ -400,10 +395,9 @@ class Diagnosis:
             waiting[incident.ranks[0], incident.phase] += ns
         total = ledger.rank_ns
         for hang in incidents:
-            if not hang.in_steps and (hang.kind == "hang" or not hang.open):  # its ranks have not ended their step
-                stuck_ns = self._stuck_ns(hang)
-                total += hang.cost_ns + stuck_ns
-                rest[STUCK] += stuck_ns
+            if not hang.in_steps:  # its ranks have not ended their step
+                total += hang.cost_ns + hang.stuck_ns
+                rest[STUCK] += hang.stuck_ns
                 if len(hang.ranks) == 1:
                     waiting[hang.ranks[0], hang.phase] += hang.cost_ns
                 else:

@@ -78,12 +78,16 @@ def _joined(before: Incident, now: Incident) -> Incident:
     """Returns both as one that says what the newer one does; of two that are over, what the costlier one did."""
     shown, other = (now, before) if now.open or now.cost_ns >= before.cost_ns else (before, now)
     struck = (*before.struck, *now.struck) if before.struck and now.struck else ()
+    watched = [steps for one in (before, now) if (steps := one.evidence.watched_steps) is not None]
+    both = Evidence(
+        watched_steps=sum(watched) if watched else None, device=None if shown.device else other.evidence.device
+    )
     return replace(
         shown,
         severity=min(before.severity, now.severity, key=SEVERITIES.index),
         phase=shown.phase or other.phase,
         device=shown.device or other.device,
-        evidence=shown.evidence if shown.device else shown.evidence | Evidence(device=other.evidence.device),
+        evidence=shown.evidence | both,
         since_step=before.since_step,
         until_step=max(_until(before), _until(now)),
         steps=before.steps + now.steps,

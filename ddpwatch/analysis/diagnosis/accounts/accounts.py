@@ -275,7 +275,7 @@ class Ledger:
         self._paused: Counter[AccountKey] = Counter()  # by what a rank would have done meanwhile
         self._beyond: deque[float] = deque(maxlen=REFERENCES)  # see `_without_copies`
         self._ends: dict[int, int] = {}  # of each rank's newest step, absolute
-        self._launched: dict[int, int] = {}  # of each rank that has paused: its last bucket, in its newest such step
+        self._launched: dict[int, tuple[int, int]] = {}  # by rank: its newest step with a pause, and its last launch
         self._numbers: dict[int, int] = {}  # each rank's own count
         self._marks: dict[int, deque[tuple[str, int, int]]] = {}
         self._references: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
@@ -388,9 +388,10 @@ class Ledger:
                 own = {phase: union(several) for phase, several in by_phase.items()}
                 if paused := _paused(own, before, end):
                     pauses[step.rank], found.pauses[step.rank] = own, paused
-                if paused := _paused(own, self._launched.get(step.rank, before), launched):
+                number, since = self._launched.get(step.rank, (step.step, before))
+                if paused := _paused(own, since if number == step.step - 1 else before, launched):
                     found.delays[step.rank] = paused
-                self._launched[step.rank] = launched
+                self._launched[step.rank] = step.step, launched
         return pauses
 
     def _split_watched(self, across: StepAcrossRanks, found: StepSplit, pauses: Mapping[int, Pauses]) -> None:

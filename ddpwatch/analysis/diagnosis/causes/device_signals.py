@@ -202,7 +202,7 @@ def workers_limit(row: Row, ready: float | None) -> tuple[str, str, float] | Non
     if ready is not None and ready > MOSTLY:
         return (
             "workers_ready",
-            f"batches were ready in {percent(ready)} of the waits: to receive them takes that long",
+            f"batches were ready in {percent(ready)} of the waits: receiving them takes that long",
             ready,
         )
     run, wait = row["workers_run"], row["workers_wait"]
@@ -232,8 +232,8 @@ GPU_SIGNALS: Final = (
 HOST_SIGNALS: Final = (
     _signal("steal", DENIED_SHARE, "{:.0%} of CPU time stolen"),
     _signal("cgroup_throttled", DENIED_SHARE, "cgroup CPU limit: throttled in {:.0%} of its periods"),
-    _signal("memory_pressure", PRESSURE_SHARE, "short of memory: some thread waited for it {:.0%} of the time"),
-    _signal("io_pressure", PRESSURE_SHARE, "short of disk: some thread waited for it {:.0%} of the time"),
+    _signal("memory_pressure", PRESSURE_SHARE, "short of memory: some thread waited for it for {:.0%} of the time"),
+    _signal("io_pressure", PRESSURE_SHARE, "short of disk: some thread waited for it for {:.0%} of the time"),
     _signal("oom_kills_s", ANY_S, "the kernel killed a process for want of memory (OOM)"),
     Signal("swap_bytes_s", SWAP_BYTES_S, _swaps, _swapped, _swapped),
     _signal("net_rx_errors_s", NET_ERRORS_S, "{:,.0f} receive errors/s"),
@@ -245,7 +245,7 @@ HOST_SIGNALS: Final = (
     _signal("congestion_s", CONGESTION_S, "{:,.0f} congestion notifications/s slow RDMA down"),
 )
 CPU_PRESSURE: Final = _signal(  # for all ranks, and where a rank's own waits are not known
-    "cpu_pressure", PRESSURE_SHARE, "CPU starved: some thread waited {:.0%} of the time for a core"
+    "cpu_pressure", PRESSURE_SHARE, "CPU starved: some thread waited for a core for {:.0%} of the time"
 )
 HOST_WIDE: Final = (*HOST_SIGNALS, CPU_PRESSURE)
 STARVED: Final = ("wait", CPU_PRESSURE.name)  # what is said where cores are short

@@ -52,6 +52,7 @@ class _Hang:
     ended: dict[int, int] = field(default_factory=dict)
     ended_ns: int = 0
     cost_ns: int = 0
+    stuck_ns: int = 0
     took_ns: int = 0
     until_step: int | None = None
 
@@ -60,8 +61,16 @@ class _Hang:
         took_ns = max(0, until_ns - self.still.pop(rank))
         self.took_ns = max(self.took_ns, took_ns)
         self.cost_ns += took_ns * (rank in self.blame.waiting)
+        self.stuck_ns += took_ns * (rank in self.blame.ranks)
         if step is not None:
             self.until_step = step if self.until_step is None else max(step, self.until_step)
+
+    def so_far(self, until_ns: Mapping[int, int]) -> Incident:
+        """Returns it with what it has cost, where ranks that are not accounted for stand still until then."""
+        took = {rank: max(0, until_ns[rank] - since) for rank, since in self.still.items()}
+        cost_ns = self.cost_ns + sum(ns for rank, ns in took.items() if rank in self.blame.waiting)
+        stuck_ns = self.stuck_ns + sum(ns for rank, ns in took.items() if rank in self.blame.ranks)
+        return replace(self.shown, cost_ns=cost_ns, stuck_ns=stuck_ns)
 
 
 class RankLiveness:
@@ -150,7 +159,7 @@ class RankLiveness:
         self._unseen[node.node] = set(node.ranks) if silent else set()
 
     def pass_time(self, now_ns: int) -> None:
-        """Lets time pass while ranks are silent: the collector said how it does, which it does twice a second."""
+        """Lets time pass while ranks are silent: the collector said something, as it does twice a second."""
         self._due_ns = 0
         self._check(now_ns)
 
@@ -334,22 +343,19 @@ class RankLiveness:
 
     def _lasting(self, hang: _Hang) -> Incident:
         """Returns a hang that lasts, with what it has cost so far."""
-        now = ((rank, self._lives[rank].clock_ns(self._now_ns)) for rank in hang.still)
-        waited_ns = sum(max(0, at - hang.still[rank]) for rank, at in now if rank in hang.blame.waiting)
-        return replace(hang.shown, cost_ns=hang.cost_ns + waited_ns)
+        return hang.so_far({rank: self._lives[rank].clock_ns(self._now_ns) for rank in hang.still})
 
     def _past(self, hang: _Hang) -> Incident:
         """Returns a hang that is over. Ranks that have not sent their step yet count up to when they went on."""
         took = {rank: max(0, hang.ended[rank] - since) for rank, since in hang.still.items()}
         took_ns = max(hang.took_ns, *took.values()) if took else hang.took_ns
-        shown, until = hang.shown, hang.until_step
+        shown, until = hang.so_far(hang.ended), hang.until_step
         since = shown.since_step
         sites, mismatch = shown.evidence.call_sites or {}, shown.evidence.why == "mismatch"
         last = since if until is None or since is None else max(since, until)
         return replace(
             shown,
             message=past_hang_message(hang.blame, shown.phase, since, took_ns, sites, mismatch),
-            cost_ns=hang.cost_ns + sum(ns for rank, ns in took.items() if rank in hang.blame.waiting),
             in_steps=until is not None,
             until_step=last,
             steps=0 if since is None or last is None else last - since + 1,

@@ -89,7 +89,7 @@ class Streak:
             self._best, self.until = top, step
             self.watched, self.pending = self.watched + self.pending, 0
             self.count, self._late = self.count + self._late, 0
-            if self.count > 1 == self.count % 4:  # not by its first one: that may be far later than the others
+            if self.count > 1 and self.count % 4 == 1:  # not by its first one: that may be far later than the others
                 self.typical_ns = median(islice(self._typical_values(), NEWEST))
             if self.watched >= self._due:
                 self._note()

@@ -25,8 +25,8 @@ KEEP: Final = 256  # samples of a rank, one a second; of a longer run, fewer
 NEWEST: Final = (128, 64, 32)  # of them, in which growth may have started later
 FEWEST_STEPS: Final = 200  # by then, garbage has been collected
 SAMPLE_NS: Final = 1_000_000_000
-DAY_S: Final = 24 * S_PER_HOUR  # full within one: a warning; within an hour an error, as that ends the run,
-AHEAD: Final = 10  # unless that is so many times as far ahead as it has grown so far: caches and allocators stop
+DAY_S: Final = 24 * S_PER_HOUR  # full within one: a warning; within an hour an error, as that ends the run
+AHEAD: Final = 10  # times as long as it has grown: what is farther ahead is no error, as caches and allocators stop
 FAR_S: Final = 7 * DAY_S  # is not said
 
 

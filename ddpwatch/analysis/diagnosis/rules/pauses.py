@@ -102,7 +102,8 @@ class Pauses:
     def are_all_of(self, streak: Streak) -> bool:
         """Returns whether all late steps of a rank but the newest are pauses, and its others on time."""
         found = {step for pause in self._known() if pause.ranks == (streak.rank,) for step in pause.starts}
-        return not streak.constant and found.issuperset(streak.struck[:-1])
+        before = streak.struck[:-1]
+        return bool(before) and not streak.constant and found.issuperset(before)
 
     def incidents(self) -> list[Incident]:
         """Returns all that were found."""
@@ -135,8 +136,7 @@ class Pauses:
                 others = len(facts.across) - 1
                 due = min(ns, split.held_up.get(rank, 0)) if facts.across.counted else ns
                 cost = min(split.waits.get(rank, 0), others * due)
-                pause = self._recurring((rank,), phase, facts, ns)
-                pause.common_ns = max(pause.common_ns, common_ns)
+                pause = self._recurring((rank,), phase, facts, ns, common_ns)
                 pause.add_mark(step, ns, cost, seen=facts.across.counted)
 
     def _apart(self, paused: dict[int, int], phase: str, facts: StepFacts) -> tuple[dict[int, int], int]:
@@ -265,13 +265,13 @@ class Pauses:
         self._found = with_pause(self._found, pause)
         self._forget()
 
-    def _recurring(self, ranks: tuple[int, ...], phase: str, facts: StepFacts, ns: int) -> Pause:
-        """Returns the one that a mark of that length belongs to."""
+    def _recurring(self, ranks: tuple[int, ...], phase: str, facts: StepFacts, ns: int, common_ns: int = 0) -> Pause:
+        """Returns the one that a mark of that length belongs to; ``common_ns`` is how long all ranks pause besides."""
         split, found = facts.split, (one for one in self._found if one.ranks == ranks and one.phase == phase)
-        known = (one for one in found if one.is_like(ns))
+        known = (one for one in found if one.is_like(ns) and bool(one.common_ns) == bool(common_ns))
         pause = next(known, None)
         if pause is None:
-            pause = Pause(ranks, phase, facts.across.step, ranks_in_run=len(facts.across))
+            pause = Pause(ranks, phase, facts.across.step, ranks_in_run=len(facts.across), common_ns=common_ns)
             pause.span_ns = split.start_ns, split.end_ns
             self._found.append(pause)
             self._forget()

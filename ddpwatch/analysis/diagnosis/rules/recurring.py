@@ -34,7 +34,7 @@ class Pause:
         seen_ns, unseen_ns: How long a rank's marks lasted in watched steps, and in others.
         unseen_cost_ns: What others waited at most in those.
         span_ns: From start to end of the step of a stall; of one that recurs, from its first to its newest step.
-        common_ns: How long all ranks pause, if this is by how much longer one does.
+        common_ns: How long all ranks pause alike, where this is how much longer one of them does; else 0.
         unusual: Whether it is beyond the tail of the job's other steps.
         denied: Whether the machine did not let the job run for most of it.
         incident: Once somebody asked, until it strikes again.
@@ -162,11 +162,17 @@ class Pause:
             return None
         return self.waited_ns * (self.times - 1) / self.times / took
 
+    def _phase_with(self, other: Pause, again: bool) -> str:
+        """Returns the phase of both: where the others waited is not that of a rank that they waited for."""
+        waited = "exposed_comm" if self.ranks or other.ranks else None
+        own, theirs = ("" if phase == waited else phase for phase in (self.phase, other.phase))
+        if own == theirs or not again:
+            return own if own == theirs else ""
+        return (theirs or own) if own in VAGUE else own
+
     def merge(self, other: Pause, *, again: bool) -> None:
         """Takes another one of the same ranks, perhaps in another phase: it came again, or has gone on."""
-        waited = "exposed_comm" if self.ranks or other.ranks else None  # where the others were
-        own, theirs = ("" if phase == waited else phase for phase in (self.phase, other.phase))
-        self.phase = own if own == theirs or (again and own not in VAGUE) else (theirs or own) if again else ""
+        self.phase = self._phase_with(other, again)
         known = again and other.since in self.starts  # a mark has shown a part of it
         if again:
             self.device = self.device and other.device  # not what was the cause only once

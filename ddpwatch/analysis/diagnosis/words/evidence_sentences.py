@@ -38,9 +38,9 @@ _SHARES: Final = {  # of the time, by the name of a device's figure
     "lost_clock": "{} of the highest clock was lost",
     "steal": "{} of the CPU time went to other guests of the hypervisor",
     "cgroup_throttled": "the CPU limit was reached in {} of its periods",
-    "cpu_pressure": "some thread waited for a core {} of the time",
-    "memory_pressure": "some thread waited for memory {} of the time",
-    "io_pressure": "some thread waited for a disk {} of the time",
+    "cpu_pressure": "some thread waited for a core for {} of the time",
+    "memory_pressure": "some thread waited for memory for {} of the time",
+    "io_pressure": "some thread waited for a disk for {} of the time",
     "lost_pcie": "{} of the PCIe link's rate was lost",
 }
 _RATES: Final = {

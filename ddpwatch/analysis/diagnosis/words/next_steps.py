@@ -270,7 +270,7 @@ def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None
         if issuer.startswith(start):
             return text
     if issuer and issuer not in _OF_NOBODY and "." not in issuer:
-        return f"look for options of {issuer}'s that overlap communication and compute: see the timeline"
+        return f"look for options of {issuer} that overlap communication and compute: see the timeline"
     return _OF_COLLECTIVES.get(kind) or f"{places.what_if} {_PREDICTS}"
 
 

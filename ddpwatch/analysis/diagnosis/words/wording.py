@@ -31,9 +31,10 @@ _ITS_PHASES = {
 }  # fmt: skip
 
 _ITS_RESTS = {
-    "forward": "its loss, between forward and backward,", "backward": "what it does between backward and optimizer",
+    "forward": "what it does between forward and backward (the loss)",
+    "backward": "what it does between backward and optimizer",
     "optimizer": "what it does after the optimizer's step",
-}  # fmt: skip
+}
 
 
 def ms_named(ms: float | None) -> str:
