@@ -101,7 +101,7 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
     sync: Intervals = []
     gaps: Intervals = []
     spent = {"forward": 0, "backward": 0, "sync": 0, "optimizer": 0}
-    since, gap_ns, optimizer, before = 0, 0, step.duration_ns, "optimizer"
+    since, gap_ns, optimizer, before = 0, 0, step.duration_ns, ""
     for span in step.spans:
         phase, start, end = span.phase, span.start, span.end
         if start < since or end < start:
@@ -119,6 +119,7 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
             sync.append((start, end))
         elif phase != "optimizer":
             compute.append((start, end))
+            optimizer = step.duration_ns  # one before is that of a closure
         elif start < optimizer:
             optimizer = start
     if since > step.duration_ns:
@@ -195,7 +196,7 @@ class _Spans(NamedTuple):
 def _spans_of(step: Step) -> _Spans:
     """Reads the spans once. A gap starts at the end of the span before, or with the step."""
     found: dict[str, Intervals] = {"forward": [], "backward": [], "sync": [], "optimizer": [], "gap": []}
-    since, before = 0, "optimizer"
+    since, before = 0, ""
     for span in sorted(step.spans, key=_start):
         phase, start, end = span.phase, span.start, span.end
         if since < start and _ends_gap(before, phase):
@@ -209,8 +210,13 @@ def _spans_of(step: Step) -> _Spans:
 
 
 def _ends_gap(before: str, phase: str) -> bool:
-    """Returns whether a span that starts ends a gap: a forward, or a wait after an optimizer (``before``) for it."""
-    return phase == "forward" or (phase == "sync" and before == "optimizer")
+    """Returns whether a span that starts ends a gap: a forward, or a wait for it, or an optimizer that calls it.
+
+    ``before`` is the span before; "" where the step starts, with the end of an optimizer.
+    """
+    return (
+        phase == "forward" or (phase == "sync" and before in ("", "optimizer")) or (phase, before) == ("optimizer", "")
+    )
 
 
 class BucketKeys(tuple[BucketKey, ...]):

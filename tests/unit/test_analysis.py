@@ -100,6 +100,13 @@ def test_where_no_wait_for_data_can_be_seen_all_of_the_gap_is_between() -> None:
     assert figures(make_step(data=[])).phases_ns["data"] == 0
 
 
+def test_an_optimizer_that_calls_forward_and_backward_ends_the_gap_as_a_forward_does() -> None:
+    """As Lightning's: what lay between its steps was in the rest."""
+    step, usual = make_step(), figures(make_step()).phases_ns
+    step.spans = [Span("optimizer", 3 * MS, 5 * MS), *step.spans]
+    assert figures(step).phases_ns == {**usual, "between": 3 * MS, "optimizer": usual["optimizer"] + 2 * MS}
+
+
 def test_a_wait_that_costs_the_step_nothing_is_not_counted() -> None:
     """The host waits while the GPU still computes: before the step's start there, or in its forward."""
     phases = figures(make_step(data=[(-20, 1), (10, 12)])).phases_ns

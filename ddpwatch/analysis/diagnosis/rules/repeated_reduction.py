@@ -57,9 +57,9 @@ class RepeatedReduction:
 
 
 def _needs_each(across: StepAcrossRanks) -> bool:
-    """Returns whether an optimizer was under way before the last backward: its closure needs reduced gradients."""
+    """Returns whether an optimizer calls its closure several times, which needs reduced gradients each time."""
     phases = [span.phase for span in next(iter(across.ranks.values())).spans]
-    return "optimizer" in phases and "backward" in phases[phases.index("optimizer") :]
+    return "optimizer" in phases and phases[phases.index("optimizer") :].count("backward") > 1
 
 
 def repeated_sentence(turns: int, share: float, is_open: bool) -> str:
