@@ -55,7 +55,9 @@ class Follower:
                 self.liveness.add_stack(message)
             elif isinstance(message, Bye):
                 self.liveness.add_bye(message, at_ns)
-            elif isinstance(message, (Device, Status)):
+            elif isinstance(message, Device):
+                self.liveness.note_collector(at_ns)
+            elif isinstance(message, Status):
                 self.liveness.pass_time(at_ns)
 
     def found(self, open: bool = True) -> list[Incident]:
