@@ -7,14 +7,13 @@ from math import prod
 from typing import NamedTuple
 
 from ddpwatch.sampling.levels import is_counted
-from ddpwatch.wire.messages import DEFAULT_GROUP, OWN_COLLECTIVES, Group, Hello, Message, Step
+from ddpwatch.wire.messages import DEFAULT_GROUP, OWN_COLLECTIVES, SAME_SAMPLES, Group, Hello, Message, Step
 
 Members = Callable[[int], "tuple[int, ...] | None"]  # of a group, in ascending order; None if they are not known
 KEEP_GROUPS = 65_536  # a job of 1,024 ranks has some thousands
 # What groups are called in short, by `Group.kind`: those of DDP and FSDP2, and the group of all ranks
 _SHORT = {"data parallel": "dp", "sharding": "shard", "replication": "replicate", "all ranks": "world"}
 _PLAIN = ("world", "own")  # they say nothing of what is parallel
-_OF_ONE_MODEL = ("pp", "tp")
 _OUTERMOST = ("pp", "replicate", "dp", "shard", "cp", "ep", "tp")  # as meshes mostly have them
 
 
@@ -120,10 +119,10 @@ class Groups:
         return prod(other.size for other in others if any(part <= whole for part in by_role[other])) == len(whole)
 
     def replicas(self, ranks: Iterable[int]) -> dict[int, int]:
-        """Returns the lowest rank of each rank's replica of the model, which tensor and pipeline parallelism split."""
+        """Returns the lowest of the ranks that train on the same samples, for each rank."""
         lowest = {rank: rank for rank in ranks}
-        parts = [group.ranks for group in self._known.values() if self.role(group.id).name in _OF_ONE_MODEL]
-        for _ in _OF_ONE_MODEL:
+        parts = [group.ranks for group in self._known.values() if self.role(group.id).name in SAME_SAMPLES]
+        for _ in SAME_SAMPLES:
             for members in parts:
                 first = min(lowest.get(rank, rank) for rank in members)
                 lowest |= {rank: min(lowest[rank], first) for rank in members if rank in lowest}

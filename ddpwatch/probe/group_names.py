@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ddpwatch.probe.calls import argument
 from ddpwatch.probe.places import passes_on
+from ddpwatch.wire.messages import SAME_SAMPLES
 
 MAKER: Final = "_new_group_with_tag"  # torch's function that makes a group, and has said who is in it
 MOST_HELD: Final = 1024  # groups in a list or dict that is looked into
@@ -31,9 +32,6 @@ _FILLERS: Final = {
     "group", "groups", "pg", "pgs", "process", "processgroup", "proc", "parallel", "comm", "communicator", "ds", "mpu",
     "my", "cur", "current", "the", "gloo", "nccl",
 }  # fmt: skip
-
-
-_SPLITS: Final = ("tp", "pp", "cp", "sp")  # roles of groups whose ranks train on the same samples
 
 
 class _Maker(NamedTuple):
@@ -73,7 +71,7 @@ def _owner(frame: FrameType) -> weakref.ref[Any] | None:
 def note_dimension(name: str, group_name: object) -> None:
     """Notes that a mesh has made a dimension, and of which group: one that spans all ranks has theirs."""
     world = dist.group.WORLD
-    if world is not None and group_name == world.group_name and (role := role_of_name(name)) in _SPLITS:
+    if world is not None and group_name == world.group_name and (role := role_of_name(name)) in SAME_SAMPLES:
         _dimensions[world] = role
 
 

@@ -232,7 +232,7 @@ def mark(name: str) -> None:
 def count(*, samples: float | None = None, tokens: float | None = None, flops: float | None = None) -> None:
     """Counts what this rank has just trained on, or is about to: once per batch, on any thread. Free when unwatched.
 
-    Ranks that hold parts of one model (tensor or pipeline parallel) train on the same batch: all may count it.
+    Ranks that train on the same samples (tensor, pipeline, context or sequence parallel) may all count the whole batch.
 
     Args:
         samples: In the batch. Without it, batches of the DataLoader times its batch size are counted.

@@ -47,6 +47,7 @@ CollectiveOp = Literal[
 ]  # fmt: skip
 ALL_REDUCE: Final[CollectiveOp] = "all_reduce"
 TO_ONE: Final = frozenset({"send", "recv"})  # of two ranks, which alone give them a sequence number
+SAME_SAMPLES: Final = ("tp", "pp", "cp", "sp")  # kinds of groups whose ranks train on the same samples
 DEFAULT_GROUP: Final = 0  # id of the group of all ranks
 OWN_COLLECTIVES: Final = 1 << 20  # in place of a module: collectives that the job's own code issues
 NO_LONGER_WATCHED: Final = "unwatched"  # activity of a rank that trains on after an error of ddpwatch's

@@ -134,8 +134,9 @@ def test_one_rank_may_count_for_all() -> None:
     assert throughput_text(figures) == "64.0 samples/s"
 
 
-def test_ranks_that_hold_parts_of_one_model_count_once() -> None:
-    groups = [Group(rank=0, id=1, ranks=[0, 1], kind="tp"), Group(rank=2, id=2, ranks=[2, 3], kind="tp")]
+@pytest.mark.parametrize("kind", ["tp", "cp"])
+def test_ranks_that_train_on_the_same_samples_count_once(kind: str) -> None:
+    groups = [Group(rank=0, id=1, ranks=[0, 1], kind=kind), Group(rank=2, id=2, ranks=[2, 3], kind=kind)]
     groups += [Group(rank=rank, id=3 + rank, ranks=[rank, rank + 2], kind="data parallel") for rank in (0, 1)]
     ranks = [message for rank in range(4) for message in (hello(rank, 4, parameters=9), *beats(rank, tokens=50))]
     figures = job(*groups, *ranks).figures(SECOND)
