@@ -22,6 +22,7 @@ from ddpwatch.wire.messages import Status, Step
 
 KEEP_PAIRS = 2048
 ENOUGH_PAIRS = 8
+ENOUGH_BARE = 8  # steps of a rank, for what hooks measure of themselves in these
 NO_COST = "too few steps to compare"  # what is said then
 FEW_PAIRS = 3  # for a rare level: even a wrong median is little of the whole
 RARE_SHARE = 1 / 12  # of all steps
@@ -162,24 +163,25 @@ class CostMeter:
 
     def cost(self) -> Cost | None:
         """Returns the cost; None while there are too few comparisons."""
-        step_ns = median(self._durations) if self._durations else 0
-        if not step_ns:
+        step_ns, own_ns = median(self._durations) if self._durations else 0, self._own_ns()
+        if not step_ns or own_ns is None:
             return None
         levels, count = Counter(self._levels), len(self._levels)
         for terms in self._ways(levels[FULL], levels[LIGHT]):
             found = [(steps / count, known) for steps, known in terms if known is not None]
             if len(found) == len(terms) and all(known.enough(share) for share, known in found):
                 collector = self._collector_share()
-                certain_ns = COST_PER_OWN * self._own_ns() + fmean(self._sender) + (collector or 0.0) * step_ns
+                certain_ns = COST_PER_OWN * own_ns + fmean(self._sender) + (collector or 0.0) * step_ns
                 return _cost(found, certain_ns, step_ns, levels[FULL] / count, collector)
         return None
 
-    def _own_ns(self) -> float:
-        """Returns what the hooks measure of themselves in a bare step.
+    def _own_ns(self) -> float | None:
+        """Returns what the hooks measure of themselves in a bare step; None while no rank has enough of these.
 
         More where CPU time is taken than elsewhere.
         """
-        return min(map(_own_of, self._own.values()), default=0.0)
+        enough = [steps for steps in self._own.values() if len(steps) >= ENOUGH_BARE]
+        return min(map(_own_of, enough), default=None)
 
     def _ways(self, full: int, light: int) -> Iterator[list[tuple[int, Differences | None]]]:
         """Yields numbers of steps, and the extra cost of each: a full step's is against a bare one, or a light one.

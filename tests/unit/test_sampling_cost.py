@@ -202,6 +202,36 @@ def test_a_rank_that_waits_for_a_core_in_our_hooks_does_not_make_them_costly() -
     assert meters[True].cost() == meters[False].cost()
 
 
+def test_hooks_that_are_costly_on_all_ranks_raise_the_cost() -> None:
+    ratios = []
+    for own_ns in (1000, 10_000):
+        meter = CostMeter()
+        for number in range(256):
+            for rank in (0, 1):
+                one = step(number, rank, "shadow" if number % 16 == 10 else "unwatched", 80 * MS)
+                one.own_ns = own_ns
+                meter.add_step(one)
+        cost = meter.cost()
+        assert cost is not None
+        ratios.append(cost.ratio)
+    assert ratios[1] - ratios[0] == pytest.approx(COST_PER_OWN * 9000 / (STEP_MS * MS))
+
+
+def test_a_rank_with_few_bare_steps_decides_nothing() -> None:
+    meter, plain = CostMeter(), CostMeter()
+    other = step(0, 1, "unwatched", 80 * MS)
+    other.own_ns = 0
+    for number in range(256):
+        one = step(number, 0, "shadow" if number % 16 == 10 else "unwatched", 80 * MS)
+        meter.add_step(one)
+        plain.add_step(one)
+        if number == 0:
+            meter.add_step(other)
+    found, expected = meter.cost(), plain.cost()
+    assert found is not None
+    assert found == expected
+
+
 def test_what_bare_steps_cost_is_that_of_all_of_them() -> None:
     """Those beside a watched step cost more than the others, as their CPU time is read."""
     meter = CostMeter()
