@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
+
+WAIT_NS: Final = 100_000  # more than a read takes of itself: with cold caches and many threads, it takes microseconds
 
 
 class CpuClock:
@@ -15,7 +18,7 @@ class CpuClock:
         read: Returns the CPU time (ns).
 
     Attributes:
-        waited_ns: For how long the newest read took longer than the fastest; a caller may set it back.
+        waited_ns: For how long the newest read took longer than the fastest, if it waited; a caller may set it back.
     """
 
     def __init__(self, read: Callable[[], int]) -> None:
@@ -29,5 +32,6 @@ class CpuClock:
         now = self._read()
         took = time.monotonic_ns() - before
         self._fastest_ns = took if self._fastest_ns is None else min(took, self._fastest_ns)
-        self.waited_ns = took - self._fastest_ns
+        longer = took - self._fastest_ns
+        self.waited_ns = longer if longer > WAIT_NS else 0
         return now
