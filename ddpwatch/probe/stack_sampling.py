@@ -12,6 +12,7 @@ import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from random import Random
 from types import CodeType, FrameType
@@ -32,6 +33,7 @@ from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, SampledLine, StackSamples
 
 PERIOD_S: Final = 0.01  # on average, or longer; at random, or a step could be in step with it
+LONGEST_S: Final = 10 * PERIOD_S  # or dear samples tell nothing, and go on for long after the last step
 COST: Final = 0.006  # the share of the time that samples may take; they cost the training thread half as much again
 MOST_S: Final = 120.0  # from the order on
 MOST_LINES: Final = 1024  # more are one line without a name
@@ -102,7 +104,8 @@ class StackSampling:
         began_ns = time.thread_time_ns()
         while time.monotonic() < until_s:
             # Which takes half of the CPU time of an event's wait
-            time.sleep(period_s(time.thread_time_ns() - began_ns, samples.count) * (0.5 + pause.random()))
+            cpu_ns, elapsed_ns = time.thread_time_ns() - began_ns, time.monotonic_ns() - samples.start_ns
+            time.sleep(period_s(cpu_ns, elapsed_ns) * (0.5 + pause.random()))
             if recorder.slot >= slots.stop or stopping.is_set():
                 break
             with _NO_COLLECTION:
@@ -128,9 +131,9 @@ class StackSampling:
         )
 
 
-def period_s(cpu_ns: int, count: int) -> float:
-    """Returns how long after one sample the next one may come, given what so many have cost."""
-    return max(PERIOD_S, cpu_ns / max(count, 1) / COST / NS_PER_S)
+def period_s(cpu_ns: int, elapsed_ns: int) -> float:
+    """Returns how long after one sample the next one may come, given what all have cost in the time since the start."""
+    return min(max(PERIOD_S, (cpu_ns / COST - elapsed_ns) / NS_PER_S), LONGEST_S)
 
 
 class _NoCollection:
@@ -187,7 +190,7 @@ class SampleCounts:
         self.columns: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._lines: dict[_Line, int] = {}
         self._codes: dict[int, tuple[CodeType, bool]] = {}  # by id: to hash code takes its time
-        self._modules: dict[int, str] = {}
+        self._models: dict[int, tuple[weakref.ref[Any], str]] = {}  # the outermost modules, with their classes
 
     def add_stack(self, innermost: FrameType, phase: str, slot: int) -> None:
         """Takes a stack of now."""
@@ -227,8 +230,8 @@ class SampleCounts:
             elif own is None and not self._is_library(code):
                 own = id(code), frame.f_lineno
             frame = frame.f_back
-        if outside is not None and id(outside) not in self._modules:
-            self._modules.update(module_names(outside))
+        if outside is not None and id(outside) not in self._models:
+            self._models[id(outside)] = weakref.ref(outside), type(outside).__name__
         self._is_library(innermost.f_code)  # keeps it
         inner = id(innermost.f_code), innermost.f_lineno
         module = inside if around is None else around
@@ -242,15 +245,20 @@ class SampleCounts:
 
     def lines(self) -> list[SampledLine]:
         """Returns the lines with their names."""
-        return [self._named(line) for line in self._lines]
+        modules: dict[int, str] = {}
+        for number, (model, name) in self._models.items():
+            if number not in modules:
+                modules |= {number: name} if (found := model()) is None else module_names(found)
+                del found
+        return [self._named(line, modules.get(line.module, "")) for line in self._lines]
 
-    def _named(self, line: _Line) -> SampledLine:
+    def _named(self, line: _Line, module: str) -> SampledLine:
         file, function = self._name(line.code)
         inner, inner_function = self._name(line.inner)
         is_inner = (line.code, line.line) == (line.inner, line.inner_line)
         return SampledLine(
             phase=line.phase,
-            module=self._modules.get(line.module, "")[:500],
+            module=module[:500],
             file=file,
             line=max(0, line.line or 0),
             function=function,

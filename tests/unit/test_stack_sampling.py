@@ -16,10 +16,20 @@ import pytest
 import torch
 from torch import nn
 
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.probe import stack_sampling
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.recorder import StepRecorder
-from ddpwatch.probe.stack_sampling import MOST_LINES, PERIOD_S, SampleCounts, StackSampling, module_names, period_s
+from ddpwatch.probe.stack_sampling import (
+    COST,
+    LONGEST_S,
+    MOST_LINES,
+    PERIOD_S,
+    SampleCounts,
+    StackSampling,
+    module_names,
+    period_s,
+)
 from ddpwatch.sampling.lease import FULL_PPM, Lease, LeasePage
 from ddpwatch.sampling.stack_order import StackOrder, parse_topic
 from ddpwatch.wire.messages import StackSamples, decode, encode
@@ -75,18 +85,22 @@ def frame_of(ident: int) -> FrameType:
     return sys._current_frames()[ident]
 
 
-def test_a_sample_has_the_user_s_line_and_the_module_around_it() -> None:
+def test_a_sample_has_the_user_s_line_and_the_module_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[nn.Module] = []
 
     def run(hold: Callable[[], object]) -> None:
         models.append(nn.Sequential(nn.Identity(), nn.Sequential(Held(hold))))
         models[0](torch.zeros(1))
 
+    names: list[nn.Module] = []  # asked for once all samples are taken: thousands of modules take milliseconds
+    monkeypatch.setattr(stack_sampling, "module_names", lambda model: names.append(model) or module_names(model))
     samples = SampleCounts(0)
     with held_thread(run, by_threading) as ident:
         for slot in (7, 7, 8):
             samples.add_stack(frame_of(ident), "forward", slot)
+        assert names == []
     (line,) = samples.lines()
+    assert len(names) == 1
     assert (line.phase, line.module, line.file, line.function) == ("forward", "1.0", "test_stack_sampling.py", "hold")
     assert line.inner.startswith("threading.py:")
     assert list(samples.slots) == [7, 8]
@@ -230,16 +244,28 @@ def test_the_sampled_steps_are_full_here_and_no_others(rank: Rank) -> None:
 
 
 def test_where_samples_cost_much_there_are_fewer(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert period_s(0, 0) == period_s(40_000 * 100, 100) == PERIOD_S
-    assert period_s(120_000 * 100, 100) == pytest.approx(2 * PERIOD_S)
+    assert period_s(0, 0) == PERIOD_S
+    second = NS_PER_S
+    assert samples_in(3 * second, 40_000) == pytest.approx(3 / PERIOD_S, rel=0.02)
+    assert samples_in(3 * second, 140_000) == pytest.approx(3 * COST * second / 140_000, rel=0.05)
+    assert samples_in(3 * second, 140_000, first_ns=2_000_000) > 100  # 63, where the mean of a few counted
+    assert samples_in(3 * second, 10_000_000) >= 3 / LONGEST_S - 1
     seen: list[tuple[int, int]] = []
-    monkeypatch.setattr(stack_sampling, "period_s", lambda cpu_ns, count: seen.append((cpu_ns, count)) or 0.0)
+    monkeypatch.setattr(stack_sampling, "period_s", lambda *cpu_and_elapsed: seen.append(cpu_and_elapsed) or 0.0)
     rank.follow(ORDER)
     rank.step_until_done(monkeypatch)
-    costs, counts = zip(*seen, strict=True)
-    assert counts[0] == 0
-    assert counts[-1] == rank.posted[0].count
+    costs, elapsed = zip(*seen, strict=True)
     assert costs[0] < costs[-1] <= (rank.posted[0].cpu_ns or 0)
+    assert elapsed[0] < elapsed[-1]
+
+
+def samples_in(ns: int, each_ns: int, first_ns: int = 0) -> int:
+    """How many samples are taken in a time, if each costs as much, and the first one more."""
+    now, cpu, count = 0, 0, 0
+    while (now := now + int(period_s(cpu, now) * NS_PER_S)) < ns:
+        cpu += each_ns if count else max(each_ns, first_ns)
+        count += 1
+    return count
 
 
 @pytest.mark.parametrize("order", [None, StackOrder(77, 1, 2, 2, 5)])
