@@ -7,7 +7,7 @@ long, and it asks the job's own tensor classes for their sizes, which are Python
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import FrameType
 from typing import Any, Final
@@ -42,15 +42,17 @@ def elements(arguments: Any) -> int:
 
 def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
     """Yields them. It calls no method that the job may have written."""
-    left = [arguments]
-    for _ in range(MOST_ITEMS):
-        if not left:
-            break
+    left, room = [arguments], MOST_ITEMS
+    while left:
         item = left.pop()
         if type(item) in _TENSORS:
             yield item
-        elif isinstance(item, dict):
-            left += islice(dict.values(item), MOST_ITEMS)
+            continue
+        values: Iterable[Any] = ()
+        if isinstance(item, dict):
+            values = dict.values(item)
         elif isinstance(item, (list, tuple)):
             values = list.__iter__(item) if isinstance(item, list) else tuple.__iter__(item)
-            left += islice(values, MOST_ITEMS)
+        before = len(left)
+        left += islice(values, room)
+        room -= len(left) - before
