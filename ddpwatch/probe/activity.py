@@ -20,7 +20,7 @@ import wrapt
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from ddpwatch.probe.calls import Place, SeenCalls, innermost
-from ddpwatch.probe.guard import Guard
+from ddpwatch.probe.guard import Guard, is_the_jobs
 from ddpwatch.wire.messages import Feature, Mark
 
 MIN_WAIT_NS = 5_000_000  # for a mark
@@ -69,8 +69,8 @@ class ActivityMonitor:
         self._compilations: Any = None
         self._on_compile_start = partial(guard.run, "compilations", self._compile_start)
         self._on_compile_end = partial(guard.run, "compilations", self._compile_end)
-        self._under_way: list[tuple[int, Doing]] = []  # calls on this thread: since when, and what it did before
-        self._ready = False  # what it waits for was there when it began to wait
+        # Calls on this thread: since when, what it did before, and whether what it waits for was there by then
+        self._under_way: list[tuple[int, Doing, bool]] = []
         self._seen: dict[Callable[..., Any], SeenCalls] = {}
         try:
             self._see_all()
@@ -102,11 +102,11 @@ class ActivityMonitor:
 
         def begin(*of_call: Any) -> None:
             if threading.get_ident() == self.thread:
-                start = time.monotonic_ns()
-                self._under_way.append((start, self.doing))
+                start, before = time.monotonic_ns(), self.doing
+                self._under_way.append((start, before, False))
                 self.doing = (activity, start)
-                if activity == "data":
-                    self._ready = _has_ready(of_call[0])
+                if activity == "data" and _has_ready(of_call[0]):
+                    self._under_way[-1] = start, before, True
 
         def end(*of_call: Any) -> None:
             if threading.get_ident() == self.thread and self._under_way:
@@ -120,7 +120,7 @@ class ActivityMonitor:
             seen = SeenCalls(places, begin=begin, end=end, failed=end, names=names, on_error=failed)
             self._seen[function] = seen
 
-    def _report(self, activity: Activity, name: str, start: int, before: Doing, *of_call: Any) -> None:
+    def _report(self, activity: Activity, name: str, start: int, before: Doing, ready: bool, *of_call: Any) -> None:
         end = time.monotonic_ns()
         if threading.get_ident() != self.thread:
             return
@@ -137,7 +137,7 @@ class ActivityMonitor:
             if activity == "data":
                 mark.workers = getattr(of_call[0], "_num_workers", None)
                 mark.persistent = bool(getattr(of_call[0], "_persistent_workers", False))
-                mark.ready = self._ready
+                mark.ready = ready
             self._post(mark)
 
     def _time_saver(self, module: Any, name: str) -> None:
@@ -161,7 +161,7 @@ class ActivityMonitor:
             self.doing = ("compile", self._compiling_since)
 
     def _compile_end(self, *_: Any) -> None:
-        self._report("compile", "torch.compile", self._compiling_since, NOTHING)
+        self._report("compile", "torch.compile", self._compiling_since, NOTHING, False)
 
 
 def _has_ready(batches: Any) -> bool:
@@ -172,7 +172,9 @@ def _has_ready(batches: Any) -> bool:
         made, taken = batches._worker_result_queue, batches._data_queue  # these differ if a thread pins memory
         count = made.qsize() + (0 if taken is made else len(taken.queue))
         return bool(0 < batches._tasks_outstanding <= count)
-    except (AttributeError, NotImplementedError):  # no workers, or another torch or system
+    except Exception as error:  # no workers, another torch or system, or a queue that is closed
+        if is_the_jobs(error):
+            raise
         return False
 
 

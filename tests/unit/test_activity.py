@@ -9,7 +9,7 @@ import sys
 import time
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +99,45 @@ def test_a_batch_that_was_there_already_is_no_wait_for_a_worker(pins: bool, monk
     next(batches)
     monitor.close()
     assert [mark.ready for mark in marks if mark.name == "waiting for data"] == [False, True, True]
+
+
+class Nested(Dataset[torch.Tensor]):
+    """Takes its items from another loader."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return next(self.inner)
+
+
+def test_what_another_loader_has_ready_says_nothing_of_the_one_that_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = iter(DataLoader(Slow()))
+    monkeypatch.setattr(activity, "MIN_WAIT_NS", 0)
+    monkeypatch.setattr(activity, "_has_ready", lambda batches: batches is inner)
+    marks: list[Mark] = []
+    monitor = monitored(marks)
+    assert len(list(DataLoader(Nested(inner)))) == 3
+    monitor.close()
+    assert {mark.ready for mark in marks} == {False}
+
+
+def test_a_loader_whose_queue_is_closed_or_odd_has_nothing_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed() -> int:
+        raise OSError("handle is closed")
+
+    batches: Any = iter(DataLoader(Slow()))
+    vars(batches).update(_task_info={}, _rcvd_idx=0, _worker_result_queue=SimpleNamespace(qsize=closed))
+    assert not activity._has_ready(batches)
+    batches._task_info = {0: None}
+    errors: list[Exception] = []
+    monitor = ActivityMonitor(0, lambda mark: None, lambda: None, lambda *wait: None, noting(errors))
+    next(batches)
+    monitor.close()
+    assert errors == []
 
 
 def monitored(marks: list[Mark]) -> ActivityMonitor:
