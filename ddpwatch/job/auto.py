@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ddpwatch.probe.calls import SeenCalls, innermost
+from ddpwatch.probe.calls import GROUP_MAKER, SeenCalls, innermost
 
 _log = logging.getLogger("ddpwatch")
 _first_forwards: weakref.WeakSet[Any] = weakref.WeakSet()  # FSDP2's states that have had theirs
@@ -58,11 +58,18 @@ def _watch_root(state: Any, result: None) -> None:
 
 
 def _blind(error: Exception) -> None:
+    _log.warning("ddpwatch does not watch, training goes on: %s", _reason_of(error))
+
+
+def _unnamed(error: Exception) -> None:
+    _log.debug("ddpwatch does not know what the job calls its process groups: %s", _reason_of(error))
+
+
+def _reason_of(error: Exception) -> str:
     guard = sys.modules.get("ddpwatch.probe.guard")
     if guard is not None and guard.is_the_jobs(error):  # raised by a signal handler meanwhile
         raise error
-    reason = type(error).__name__ if guard is None else guard.reason_of(error)
-    _log.warning("ddpwatch does not watch, training goes on: %s", reason)
+    return type(error).__name__ if guard is None else str(guard.reason_of(error))
 
 
 def install_groups(c10d: Any) -> None:
@@ -82,7 +89,8 @@ def install_groups(c10d: Any) -> None:
         note_maker(group)
 
     SeenCalls([(c10d, "_update_default_pg")], end=end, names=["pg"], on_error=_blind)
-    SeenCalls([], end=made, on_error=_blind, code=getattr(innermost(c10d._new_group_with_tag), "__code__", None))
+    maker = innermost(getattr(c10d, GROUP_MAKER, None))
+    SeenCalls([], end=made, on_error=_unnamed, code=getattr(maker, "__code__", None))
 
 
 def install_meshes(meshes: Any) -> None:
@@ -98,7 +106,7 @@ def install_meshes(meshes: Any) -> None:
         note_dimension(name, group_name)
 
     function = getattr(getattr(meshes, "DeviceMesh", None), "_init_one_process_group", None)
-    SeenCalls([], end=made, names=["dim_name"], on_error=_blind, code=getattr(function, "__code__", None))
+    SeenCalls([], end=made, names=["dim_name"], on_error=_unnamed, code=getattr(function, "__code__", None))
 
 
 def install_loops(optimizers: ModuleType) -> None:

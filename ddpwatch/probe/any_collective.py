@@ -27,10 +27,10 @@ import torch.distributed as dist
 from torch._C import DisableTorchFunction
 from torch.distributed import _functional_collectives, distributed_c10d
 
-from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
+from ddpwatch.probe.calls import GROUP_MAKER, SeenCalls, can_see_events, innermost
 from ddpwatch.probe.collectives import GroupHooks, nbytes_of
 from ddpwatch.probe.event_log import EventLog
-from ddpwatch.probe.group_names import MAKER, has_maker, note_maker
+from ddpwatch.probe.group_names import has_maker, note_maker
 from ddpwatch.probe.groups import describe
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import OWN, GroupHook, KnownGroup, others_rest, role_of
@@ -83,7 +83,7 @@ HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
     "SEND": ("send", "input_tensors"),
     "RECV": ("recv", "output_tensors"),
 }
-MAKERS: Final = (MAKER, "split_group")  # functions that make a group, and have said who is in it
+MAKERS: Final = (GROUP_MAKER, "split_group")  # functions that make a group, and have said who is in it
 LOOKS: Final = 8  # for the name of a group that its maker has not kept yet
 MOST_GROUPS: Final = 256  # that are known; what later ones do is not seen
 MOST_UNWAITED: Final = 64  # results of functional collectives, per thread

@@ -13,7 +13,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, Final
 
 _TOOL_IDS = (4, 3)  # of six: debuggers, coverage, profilers and optimizers expect to find theirs, also later on
 _get_variable: Any = None
@@ -22,6 +22,7 @@ if sys.version_info[:2] == (3, 12):
 
     _get_variable = ctypes.pythonapi["PyFrame_GetVar"]  # one of our own: as an attribute, it is the whole process's
     _get_variable.restype, _get_variable.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.py_object]
+GROUP_MAKER: Final = "_new_group_with_tag"  # torch's function that makes a process group, and has said who is in it
 Place = tuple[Any, str]  # a module or class, and the name by which the function is found there
 
 

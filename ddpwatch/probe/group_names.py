@@ -16,11 +16,10 @@ from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
 
-from ddpwatch.probe.calls import argument
+from ddpwatch.probe.calls import GROUP_MAKER, argument
 from ddpwatch.probe.places import passes_on
 from ddpwatch.wire.messages import SAME_SAMPLES
 
-MAKER: Final = "_new_group_with_tag"  # torch's function that makes a group, and has said who is in it
 MOST_HELD: Final = 1024  # groups in a list or dict that is looked into
 MOST_CHARACTERS: Final = 24
 # What words in a name say a group is for; all others say it themselves, but for those that every group's name may have
@@ -46,11 +45,13 @@ _dimensions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  
 
 
 def note_maker(group: Any) -> None:
-    """Notes who makes a group, while `MAKER` returns it on this thread."""
+    """Notes who makes a group, while `GROUP_MAKER` returns it on this thread."""
+    if has_maker(group):  # it has been noted by another
+        return
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != MAKER:
+    while frame is not None and frame.f_code.co_name != GROUP_MAKER:
         frame = frame.f_back
-    while frame is not None and (frame.f_code.co_name == MAKER or passes_on(frame)):
+    while frame is not None and (frame.f_code.co_name == GROUP_MAKER or passes_on(frame)):
         frame = frame.f_back
     if frame is not None:
         try:
@@ -91,9 +92,18 @@ def role_by_name(group: Any) -> str:
     if maker is None:
         return ""
     owner = None if maker.owner is None else maker.owner()
-    spaces = (getattr(owner, "__dict__", None), getattr(sys.modules.get(maker.module), "__dict__", None))
-    roles = [role for space in spaces if space is not None for role in map(role_of_name, _names(space, group)) if role]
+    spaces = _space(owner), _space(sys.modules.get(maker.module))
+    roles = [role for space in spaces for role in map(role_of_name, _names(space, group)) if role]
     return next((role for role in roles if role in _ROLES.values()), next(iter(roles), ""))
+
+
+def _space(keeper: object) -> Mapping[str, Any]:
+    """Returns the attributes of an object, or a module's globals, without asking it: its class may be the job's."""
+    try:
+        space = object.__getattribute__(keeper, "__dict__")
+    except AttributeError:  # it has slots, or there is none
+        return {}
+    return space if type(space) is dict else {}
 
 
 def _names(space: Mapping[str, Any], group: Any) -> Iterator[str]:

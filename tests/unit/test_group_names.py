@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from ddpwatch.job import auto
+from ddpwatch.probe import group_names
 from ddpwatch.probe.group_names import has_maker, known_role, note_dimension, note_maker, role_by_name, role_of_name
 from ddpwatch.probe.known_group import role_of
 
@@ -68,6 +71,61 @@ def test_a_module_keeps_its_groups_as_globals(monkeypatch: pytest.MonkeyPatch) -
     vars(module).update(_new_group_with_tag=_new_group_with_tag)
     exec("def make():\n    global _TENSOR_GROUP\n    _TENSOR_GROUP = _new_group_with_tag()\nmake()", vars(module))
     assert role_by_name(module._TENSOR_GROUP) == "tp"
+
+
+class Strict:
+    """Keeps its group; its class has a say in who asks for what."""
+
+    def __init__(self) -> None:
+        self.tp_group = _new_group_with_tag()
+
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError("it is asked")
+
+
+class Slots:
+    """Has no dict of attributes."""
+
+    __slots__ = ("__weakref__", "tp_group")
+
+    def __init__(self) -> None:
+        self.tp_group = _new_group_with_tag()
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError("it is asked")
+
+
+def test_whoever_keeps_a_group_is_not_asked() -> None:
+    strict, slots = Strict(), Slots()
+    assert role_by_name(object.__getattribute__(strict, "tp_group")) == "tp"
+    assert role_by_name(slots.tp_group) == ""
+
+
+def test_a_maker_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _new_group_with_tag() -> Made:
+        made = Made()
+        for _ in range(2):  # `ddpwatch run` and the seen collectives
+            note_maker(made)
+        return made
+
+    looked: list[object] = []
+    monkeypatch.setattr(group_names, "passes_on", lambda frame: bool(looked.append(frame)))
+    assert has_maker(_new_group_with_tag())
+    assert len(looked) == 1
+
+
+def test_without_torch_s_makers_of_groups_no_more_than_their_names_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "SeenCalls", lambda places, **options: seen.append({"places": places, **options}))
+        auto.install_groups(ModuleType("distributed_c10d"))
+        auto.install_meshes(ModuleType("device_mesh"))
+    for one in seen:
+        if not one["places"]:
+            assert one["code"] is None
+            one["on_error"](RuntimeError("another torch"))
+    assert len(seen) == 3
+    assert "does not watch" not in caplog.text
 
 
 def test_nothing_is_kept_alive() -> None:
