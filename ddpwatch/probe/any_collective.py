@@ -84,7 +84,7 @@ HOOKED: Final[dict[str, tuple[CollectiveOp, str]]] = {
     "RECV": ("recv", "output_tensors"),
 }
 MAKERS: Final = (GROUP_MAKER, "split_group")  # functions that make a group, and have said who is in it
-LOOKS: Final = 8  # for the name of a group that its maker has not kept yet
+LOOKS: Final = 8  # where steps start, for the name of a group that its maker has not kept yet
 MOST_GROUPS: Final = 256  # that are known; what later ones do is not seen
 MOST_UNWAITED: Final = 64  # results of functional collectives, per thread
 MOST_IN_STEP: Final = 8192  # of more, none is recorded: perhaps no optimizer ever ends the step
@@ -209,7 +209,10 @@ class AnyCollective:
         self._put_hooks()
 
     def meet_groups(self) -> None:
-        """Publishes the process groups that are new."""
+        """Publishes the process groups that are new, and what others are for. Call it where a step starts."""
+        self._publish_groups(look_again=True)
+
+    def _publish_groups(self, look_again: bool) -> None:
         if not dist.is_initialized() or "process groups" in self._context.guard.off:
             return
         if not self._meeting.acquire(blocking=False):  # another thread is at it
@@ -219,7 +222,7 @@ class AnyCollective:
             for group in list(distributed_c10d._world.pg_map):
                 if group not in self._groups and self._met < MOST_GROUPS and group in named:  # else it is being made
                     self._context.guard.run("process groups", self._meet, group)
-            for group in list(self._unnamed):
+            for group in list(self._unnamed) if look_again else ():
                 self._context.guard.run("process groups", self._look_again, group)
         finally:
             self._meeting.release()
@@ -252,7 +255,7 @@ class AnyCollective:
 
     def _made(self, group: Any) -> None:
         note_maker(group)
-        self.meet_groups()
+        self._publish_groups(look_again=False)  # others' makers have not kept theirs yet, either
 
     def issued_in(self, still: bool) -> list[tuple[int, int]]:
         """Returns the process groups, and how many collectives each has issued; none while nobody counts.

@@ -7,12 +7,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from ddpwatch.job import auto
 from ddpwatch.probe import group_names
+from ddpwatch.probe.any_collective import LOOKS, AnyCollective
+from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.group_names import has_maker, known_role, note_dimension, note_maker, role_by_name, role_of_name
+from ddpwatch.probe.groups import describe
+from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import role_of
+from ddpwatch.probe.recorder import StepRecorder
+from tests.support.guards import noting
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -126,6 +133,35 @@ def test_without_torch_s_makers_of_groups_no_more_than_their_names_is_lost(caplo
             one["on_error"](RuntimeError("another torch"))
     assert len(seen) == 3
     assert "does not watch" not in caplog.text
+
+
+class Lists:
+    """Keeps its group only after it has made all groups, as those of the other ranks."""
+
+    def __init__(self, seeing: AnyCollective, count: int) -> None:
+        def _new_group_with_tag() -> Any:
+            seeing._made(made := dist.new_group([0]))
+            return made
+
+        groups = []
+        for _ in range(count):
+            groups.append(_new_group_with_tag())
+        self.tp_group = groups[0]
+
+
+def test_a_group_has_a_name_where_its_maker_makes_many_before_it_keeps_one() -> None:
+    said: list[Any] = []
+    context = ProbeContext(StepRecorder(lambda record: None), noting([]), said.append)
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        seeing = AnyCollective(context, EventLog(), lambda own_ns: None)
+        lists = Lists(seeing, LOOKS + 2)
+        assert "tp" not in [group.kind for group in said]
+        seeing.meet_groups()
+        assert said[-1].kind == "tp"
+        assert said[-1].id == describe(lists.tp_group, torch.device("cpu")).id
+    finally:
+        dist.destroy_process_group()
 
 
 def test_nothing_is_kept_alive() -> None:
