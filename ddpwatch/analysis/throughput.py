@@ -1,7 +1,7 @@
 """What a job gets done: samples, tokens and FLOPs, of all ranks together, and the share of its GPUs' peak (MFU).
 
-Ranks say what they have counted (`ddpwatch.wire.messages.Trained`). Those that hold parts of one model train on the
-same data, which counts once.
+Ranks say what they have counted (`ddpwatch.wire.messages.Trained`). Those that train on the same
+samples count once.
 """
 
 from __future__ import annotations
