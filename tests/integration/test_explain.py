@@ -124,7 +124,7 @@ def test_the_line_is_named(case: str, function: str, ms: float, phase: str, modu
     assert found.text.startswith("rank 1 spends ")
     assert f" ms more a step in {function}() (explained.py:{line.line})" in found.text
     assert (found.rank, found.peer) == (1, 0)
-    assert STEPS - 4 <= found.steps <= STEPS  # but for bare ones
+    assert 0.75 * STEPS <= found.steps <= STEPS  # but for bare ones, and those in which no sample was to be had
     waits = [each for each in found.lines if each.phase == "sync"]
     assert sum(each.difference_ms or 0 for each in waits) < -10  # its peer waits for it
 
