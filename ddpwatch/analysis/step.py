@@ -101,7 +101,8 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
     sync: Intervals = []
     gaps: Intervals = []
     spent = {"forward": 0, "backward": 0, "sync": 0, "optimizer": 0}
-    since, gap_ns, optimizer, before = 0, 0, step.duration_ns, ""
+    since, gap_ns, before = 0, 0, ""
+    optimizer, ended, opened = step.duration_ns, 0, 0  # opened: the end of one that called the newest compute
     for span in step.spans:
         phase, start, end = span.phase, span.start, span.end
         if start < since or end < start:
@@ -117,11 +118,11 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
             continue
         if phase == "sync":
             sync.append((start, end))
-        elif phase != "optimizer":
+        elif phase == "optimizer":
+            optimizer, ended = min(optimizer, start), end
+        else:
             compute.append((start, end))
-            optimizer = step.duration_ns  # one before is that of a closure
-        elif start < optimizer:
-            optimizer = start
+            optimizer, opened = step.duration_ns, ended
     if since > step.duration_ns:
         return None
     if comm is None or _knows_waits(step):
@@ -129,7 +130,7 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
         exposed = waits if comm is None else intersect(comm, waits)
     else:
         exposed = subtract(comm, compute)
-        if exposed and (exposed[-1][1] > optimizer or (gaps and exposed[0][0] < gaps[-1][1])):
+        if exposed and (exposed[-1][1] > optimizer or exposed[0][0] < max(opened, gaps[-1][1] if gaps else 0)):
             return None
     phases: dict[str, int] = {}
     if step.data is not None:
