@@ -1,4 +1,4 @@
-"""What two ranks do in a step, and what differs: of each line of code or operator, and of each rank.
+"""Differences between two ranks in a step: of each line of code or operator, and of each rank.
 
 Each function of the user's code gets the time of its samples in each step, by phase, in all modules together: in a
 model of many layers, none of them may differ by more than chance alone. In a profile, each operator has its own. Two

@@ -135,7 +135,7 @@ def _is_longer(line: LineDifference) -> bool:
 
 
 class _Grown(NamedTuple):
-    """What takes longer, and how many times; and whether the update takes as long as ever."""
+    """The phases that take longer, and how many times as long; and whether the update takes as long as ever."""
 
     longer: str
     has_usual_update: bool

@@ -126,5 +126,5 @@ def known_role(name: str) -> str:
 def role_of_name(name: str) -> str:
     """Returns what a group of this name is for: "tp" of ``_TENSOR_MODEL_PARALLEL_GROUP``; empty if it does not say."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word and word not in _FILLERS]
-    telling = [word for word in words if word != "model"] or words
-    return (_ROLES.get(telling[0], telling[0]) if len(telling) == 1 else " ".join(telling))[:MOST_CHARACTERS]
+    words = [word for word in words if word != "model"] or words
+    return (_ROLES.get(words[0], words[0]) if len(words) == 1 else " ".join(words))[:MOST_CHARACTERS]

@@ -1,4 +1,4 @@
-"""What Linux counts of a thread: time on a core, and without one, preemptions, pages from a disk."""
+"""Linux's counters of a thread: time on a core, and without one, preemptions, pages from a disk."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from ddpwatch.analysis.estimate import Estimator, StepShare
 from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
 from ddpwatch.analysis.means import summed
 from ddpwatch.analysis.step import BucketKey, claims_of, split
-from ddpwatch.common.intervals import Intervals, intersect, subtract, total, union
+from ddpwatch.common.intervals import Intervals, intersect, subtract, total, total_within, union
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.sampling.levels import PROFILED, is_watched
 from ddpwatch.wire.messages import PAUSE_PHASES, Mark, Step
@@ -110,7 +110,7 @@ class StepSplit:
 
     @property
     def marked_ns(self) -> int:
-        """How much of its duration marks explain at most: pauses in it, or those in the step before that delay it."""
+        """The most of its duration that marks explain: pauses in it, or those in the step before that delay it."""
         return max((sum(of.values()) for of in (*self.pauses.values(), *self.delays.values())), default=0)
 
     @property
@@ -371,7 +371,7 @@ class Ledger:
         return found
 
     def _pauses(self, steps: Iterable[Step], found: StepSplit) -> dict[int, Pauses]:
-        """Returns the pauses of each rank since its step before; notes how long they were within this one."""
+        """Returns the pauses of each rank since its step before; notes how long they were, and what delays it."""
         pauses: dict[int, Pauses] = {}
         for step in steps:
             marks = self._marks.get(step.rank)
@@ -543,7 +543,7 @@ class Ledger:
 
 def _paused(stretches: Pauses, since: int, until: int) -> dict[str, int]:
     """Returns how long the pauses were in a time, by phase."""
-    lasted = {phase: total(intersect(times, [(since, until)])) for phase, times in stretches.items()}
+    lasted = {phase: total_within(times, since, until) for phase, times in stretches.items()}
     return {phase: ns for phase, ns in lasted.items() if ns}
 
 

@@ -122,7 +122,7 @@ class JobPlaces:
 
     @property
     def has_pipeline(self) -> bool:
-        """Whether torch's own pipeline issues collectives."""
+        """True if torch's own pipeline issues collectives."""
         return any(name.startswith("pipelining.") for name in self._calls.values())
 
     def add_mark(self, mark: Mark) -> None:
@@ -137,7 +137,7 @@ class JobPlaces:
 
     @property
     def more_workers(self) -> str:
-        """What to give that DataLoader, so that ranks wait less."""
+        """The workers to give that DataLoader, so that ranks wait less."""
         if self._loader is None:
             return "more workers (num_workers), with persistent_workers=True"
         workers, persistent = self._loader
