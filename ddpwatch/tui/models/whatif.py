@@ -87,14 +87,12 @@ class Answer:
     @property
     def best(self) -> Scenario | None:
         """The change of code to the same training that gains most, at the low end of the gain's interval, above 0."""
-        found = [scenario for scenario in self.of_code if scenario.prediction.sure]
-        return max(found, key=lambda scenario: scenario.prediction.gain_low_ms, default=None)
+        return _surest(self.of_code)
 
     @property
     def larger(self) -> Scenario | None:
         """The fault without which most is gained, if that is more: what is to be looked at first."""
-        found = [one for one in self.scenarios if one.kind == "fault" and one.prediction.sure]
-        most = max(found, key=lambda scenario: scenario.prediction.gain_low_ms, default=None)
+        most = _surest([scenario for scenario in self.scenarios if scenario.kind == "fault"])
         least = 0.0 if self.best is None else self.best.prediction.gain_low_ms
         return most if most is not None and most.prediction.gain_low_ms > least else None
 
@@ -109,6 +107,12 @@ class Answer:
         if change in names:
             return names.index(change)
         return 0 if self.best is None else self.scenarios.index(self.best)
+
+
+def _surest(scenarios: Iterable[Scenario]) -> Scenario | None:
+    """Returns the one that gains most at the low end of the interval, of those that are sure to gain."""
+    found = (scenario for scenario in scenarios if scenario.prediction.sure)
+    return max(found, key=lambda scenario: scenario.prediction.gain_low_ms, default=None)
 
 
 _OF_CODE = ("cap", "hook", "option")
