@@ -77,10 +77,11 @@ def goodput_sentence(report: Report) -> str:
     shares = {part: seconds / found.rank_seconds for part, seconds in found.seconds.items() if part != "steps"}
     rest = [f"{percent(share, 1)} {PART_NAMES[part]}" for part, share in shares.items() if share >= LEAST_SHARE]
     runs = f" in {len(found.runs)} runs" if len(found.runs) > 1 else ""
+    whole = f"{three_digits(found.rank_seconds / per_unit)} {unit}{runs}"
     parts = [
-        f"goodput: {percent(found.ratio, 1)} of {three_digits(found.rank_seconds / per_unit)} {unit}{runs}",
+        f"goodput: {percent(found.ratio, 1)} of {whole} are steps, with what is lost in them",
         f"the rest: {', '.join(rest)}" if rest else "",
-        f"lost time: {three_digits(found.lost_hours * S_PER_HOUR / per_unit)} {unit}",
+        f"lost in all: {three_digits(found.lost_hours * S_PER_HOUR / per_unit)} {unit}",
         f"cost: {three_digits(found.cost)}, {three_digits(found.lost_cost)} of it lost" if found.cost else "",
         f"the run before, {found.missing}, is not here" if found.missing else "",
     ]

@@ -38,7 +38,7 @@ def test_ranks_that_wait_for_each_other_by_turns(world: int, severity: str) -> N
     waited = sum(max(0, max(late) - own - 10) for late in lateness for own in late)  # who computes on waits less
     assert found.cost_ns == pytest.approx(waited * MS, rel=0.15)
     assert (found.ranks, found.severity, found.open) == ((), severity, True)
-    assert "another rank is last in each step" in found.message
+    assert "a different rank is last in each step" in found.message
     assert "similar length" in found.next_step
 
 

@@ -84,7 +84,7 @@ def buffers_each_step(job: Job) -> None:
 
 @case("lightseekorg/TorchSpec#13", Truth(("imbalance",), cost="jitter", says="length", soon=100))
 def lengths_vary(job: Job) -> None:
-    """Each rank's batch is padded to its longest sequence: another rank is last each step."""
+    """Each rank's batch is padded to its longest sequence: a different rank is last each step."""
     job.build()
     dice = random.Random(job.rank)
     for _ in job.steps(300):

@@ -81,4 +81,5 @@ class Imbalance:
 def imbalance_sentence(share: float, is_open: bool) -> str:
     """Says that ranks wait for each other by turns."""
     is_last, wait = ("is", "wait") if is_open else ("was", "waited")
-    return f"imbalance: another rank {is_last} last in each step; the others {wait} during {100 * share:.0f} % of it"
+    part = f"{100 * share:.0f} % of it"
+    return f"imbalance: a different rank {is_last} last in each step; the others {wait} during {part}"
