@@ -103,6 +103,10 @@ class RollingMedian:
         """Returns so many of them, ascending."""
         return self._ordered[-count:]
 
+    def share_from(self, value: float) -> float:
+        """Returns which share of them is at least that. Needs at least one value."""
+        return 1 - bisect_left(self._ordered, value) / len(self._ordered)
+
     @property
     def lowest(self) -> float:
         """The least of them. Needs at least one value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -36,10 +37,18 @@ def after(steps: Iterable[Mapping[int, int]], errors: Iterable[int] = ()) -> lis
 
 
 def test_a_link_that_is_mostly_as_fast_as_before_is_no_warning() -> None:
-    found = after({8: 36 if 40 <= n < 45 or n % 5 == 0 else 20 + n // 40, 9: 20} for n in range(120))
+    found = after({8: 36 if 40 <= n < 45 or n % 5 == 0 < n - 40 else 20 + n // 40, 9: 20} for n in range(120))
     assert [(one.open, one.severity) for one in found] == [(True, "info")]
     found = after({8: 36 if n >= 40 else 20, 9: 20} for n in range(120))
     assert [(one.open, one.severity) for one in found] == [(True, "warning")]
+
+
+def test_five_slow_transfers_are_chance_where_two_of_five_were_as_slow_before() -> None:
+    dice = random.Random(1)
+    noisy = [dice.choice((20, 20, 20, 50, 60)) for _ in range(400)]
+    assert after({8: ms, 9: 20} for ms in noisy) == []
+    (found,) = after({8: ms if n < 200 else 3 * ms + 40, 9: 20} for n, ms in enumerate(noisy))
+    assert (found.ranks, found.open, found.since_step) == ((0, 1), True, 200)
 
 
 def test_a_second_pair_joins_and_both_have_to_recover() -> None:

@@ -16,6 +16,7 @@ from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVE
 from ddpwatch.common.statistics import RollingMedian, median
 
 WINDOW = 16  # newest watched steps
+RARELY = 0.1  # of the values before: if more were as high as each of a few new ones, chance explains these
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
 KEEP_STEPS = 64  # watched, that show a level, or what is usual
 KEEP_SPLITS = 256  # steps that a spell may have begun before
@@ -33,7 +34,7 @@ class LevelShift:
     Args:
         factor: So many times what is usual is high: the median of the values before the newest. 0: nothing is usual.
         newest: So many values show a level, by their median.
-        is_each: Each of these has to show it, as they are few.
+        is_each: Each of these has to show it, as they are few, and to be as high as values before `RARELY` were.
 
     Attributes:
         usual: What was usual before it became high.
@@ -77,6 +78,8 @@ class LevelShift:
         self.usual = self._before.median if self._factor else 0.0
         limit = max(self._factor * self.usual, self.usual + least)
         if (newest.lowest if self._is_each else newest.median) < limit or (self._factor and not self.usual):
+            return False
+        if self._is_each and self._before.share_from(newest.lowest) > RARELY:
             return False
         self._over = self.usual + OVER_SHARE * (limit - self.usual)
         self.since = min(one.step for one in islice(reversed(self._values), self._count) if one.value >= limit)
