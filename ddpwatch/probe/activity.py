@@ -81,6 +81,7 @@ class ActivityMonitor:
     def _see_all(self) -> None:
         self._see("data", "waiting for data", (_BaseDataLoaderIter, "__next__"), names=["self"])
         self._see("data", "starting workers", (_MultiProcessingDataLoaderIter, "__init__"), names=["self"])
+        self._see("data", "stopping workers", (_MultiProcessingDataLoaderIter, "_shutdown_workers"), names=["self"])
         self._see("save", "torch.save", (torch.serialization, "save"), (torch, "save"))
         for module, name in SAVERS:
             _when_imported(module, "saves", weakref.WeakMethod(self._time_saver), name)

@@ -65,7 +65,7 @@ def test_what_happens_outside_the_steps_is_marked(tmp_path: Any) -> None:
     assert torch.save is untouched
 
 
-def test_the_start_of_workers_is_a_wait_for_data() -> None:
+def test_the_start_and_the_end_of_workers_are_waits_for_data() -> None:
     marks: list[Mark] = []
     waits: list[tuple[object, int, int, bool]] = []
     monitor = ActivityMonitor(0, marks.append, lambda: None, lambda *wait: waits.append(wait), noting([]))
@@ -77,6 +77,12 @@ def test_the_start_of_workers_is_a_wait_for_data() -> None:
     assert [came for *_, came in waits] == [False, True, True, True, False]  # the start, three batches, and the end
     assert len({id(loader) for loader, *_ in waits}) == 1
     assert {(mark.workers, mark.persistent) for mark in marks} == {(1, False)}
+    monitor = ActivityMonitor(0, marks.append, lambda: None, lambda *wait: waits.append(wait), noting([]))
+    given_up = iter(DataLoader(Slow(), num_workers=1))
+    next(given_up)
+    del given_up
+    monitor.close()
+    assert [came for *_, came in waits[5:]] == [False, True, False]  # its workers start, a batch, they end
 
 
 @pytest.mark.parametrize("pins", [False, True])
