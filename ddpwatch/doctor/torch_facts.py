@@ -133,7 +133,7 @@ def try_group_hooks() -> bool:
     """Watches one that had a comm hook before; only a process group's own hooks show how that ends."""
     import torch.distributed as dist
 
-    from ddpwatch.probe.collectives import GroupHooks
+    from ddpwatch.probe.ddp_collectives import GroupHooks
 
     if not GroupHooks.supported(dist.group.WORLD):
         return False

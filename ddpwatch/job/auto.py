@@ -84,7 +84,7 @@ def install_groups(c10d: Any) -> None:
             tell("group", f"{group.rank()} {group.size()}")
 
     def made(group: Any) -> None:
-        from ddpwatch.probe.group_names import note_maker
+        from ddpwatch.probe.group_roles import note_maker
 
         note_maker(group)
 
@@ -101,7 +101,7 @@ def install_meshes(meshes: Any) -> None:
     """
 
     def made(name: str, group_name: object) -> None:
-        from ddpwatch.probe.group_names import note_dimension
+        from ddpwatch.probe.group_roles import note_dimension
 
         note_dimension(name, group_name)
 

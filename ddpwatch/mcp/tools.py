@@ -21,7 +21,7 @@ from ddpwatch.analysis.figures import (
     StepCounts,
     VerdictFigures,
 )
-from ddpwatch.analysis.outline import Outline, Point
+from ddpwatch.analysis.run_outline import Outline, Point
 from ddpwatch.export.tables import StepRow, step_rows
 from ddpwatch.mcp.runs import LiveRun, RecordedRun, Runs
 from ddpwatch.recording.selection import Selection, selection_of

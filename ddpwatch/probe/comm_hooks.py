@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe.calls import SeenCalls
-from ddpwatch.probe.collectives import DdpObserver, GroupHooks, issued_anywhere, nbytes_of
+from ddpwatch.probe.ddp_collectives import DdpObserver, GroupHooks, issued_anywhere, nbytes_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket

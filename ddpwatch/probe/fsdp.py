@@ -34,8 +34,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.probe.autograd import on_graph_end
-from ddpwatch.probe.collectives import issued_by
-from ddpwatch.probe.groups import backend_name, describe
+from ddpwatch.probe.ddp_collectives import issued_by
+from ddpwatch.probe.group_ids import backend_name, describe
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook, ProbeContext
 from ddpwatch.probe.identity import Flags, module_name
 from ddpwatch.probe.record import BucketRecord

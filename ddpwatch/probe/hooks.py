@@ -30,15 +30,15 @@ from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.probe.autograd import on_graph_end
 from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduced_parameters
-from ddpwatch.probe.collectives import GroupHooks, issued_by
 from ddpwatch.probe.comm_hooks import comm_hook_of, no_later_hook, pause_hook, time_later_hook
 from ddpwatch.probe.completion import waiting_stream
 from ddpwatch.probe.cuda import GpuStamp
+from ddpwatch.probe.ddp_collectives import GroupHooks, issued_by
+from ddpwatch.probe.ddp_timed_group import ReducerGroup
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.forwards import SeenForwards
-from ddpwatch.probe.groups import backend_name, describe
+from ddpwatch.probe.group_ids import backend_name, describe
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook, ProbeContext
-from ddpwatch.probe.process_group import ReducerGroup
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.wire.messages import Layout
 
@@ -314,7 +314,7 @@ class DdpProbe(GuardedProbe):
     def _param_hook(self, number: int) -> Callable[..., Any]:
         return self._guarded(lambda param: self._recorder.hook_fired(number), feature="ready times")
 
-    # -- buckets: the observer of `ddpwatch.probe.collectives` -------------------------------------------------
+    # -- buckets: the observer of `ddpwatch.probe.ddp_collectives` -------------------------------------------------
 
     def before_launch(self) -> int:
         """Returns the stamp of a bucket's launch, 0 where the collective is left alone.

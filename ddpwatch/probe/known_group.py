@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from ddpwatch.probe.collectives import in_groups, issued_by
-from ddpwatch.probe.group_names import known_role, role_by_name, role_of_all
+from ddpwatch.probe.ddp_collectives import in_groups, issued_by
+from ddpwatch.probe.group_roles import known_role, role_by_name, role_of_all
 
 OWN: Final = "own"  # the role of a group that nothing says any other of
 _STDLIB: Final = threading.__file__.rpartition("/")[0] + "/"

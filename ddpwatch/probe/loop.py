@@ -6,7 +6,7 @@
 | start, end of a backward        | the calls of ``torch.autograd.backward``, or (Python < 3.12) of its engine     |
 | start of the forward            | the first call of a module with gradients (Python ≥ 3.12)                      |
 | waits for data                  | the calls of a DataLoader's ``next`` (`ddpwatch.probe.activity`)               |
-| collectives                     | process groups' hooks, or events (`ddpwatch.probe.any_collective`)             |
+| collectives                     | process groups' hooks, or events (`ddpwatch.probe.own_collectives`)             |
 
 All of it goes into a log; the sender thread makes steps of that (`ddpwatch.probe.steps_of`).
 """
@@ -25,13 +25,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from ddpwatch.probe.any_collective import AnyCollective
 from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
-from ddpwatch.probe.collectives import GroupHooks
 from ddpwatch.probe.cpu_clock import CpuClock
+from ddpwatch.probe.ddp_collectives import GroupHooks
 from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
 from ddpwatch.probe.forward_inputs import count_inputs
 from ddpwatch.probe.guarded import ProbeContext
+from ddpwatch.probe.own_collectives import OwnCollectiveProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.steps_of import Start, steps_of
 from ddpwatch.run.blackbox import Phase
@@ -86,7 +86,7 @@ class LoopProbe:
         self._loader: Callable[[], object] = lambda: None
         self._seen_backwards = self._see_backwards()
         self._first_call: SeenCalls | None = None
-        self._collectives = AnyCollective(context, self._log, self._charge)
+        self._collectives = OwnCollectiveProbe(context, self._log, self._charge)
         if not _on_gpu() and (not self._of_ddp or GroupHooks.supported(dist.ProcessGroup)):
             self._guard.run("collectives", self._collectives.see)
         self._collectives.meet_groups()

@@ -74,7 +74,7 @@ class StepProfile(Protocol):
 
 
 class OwnCollectives(Protocol):
-    """Collectives that neither DDP nor FSDP2 issues (`ddpwatch.probe.beside`)."""
+    """Collectives that neither DDP nor FSDP2 issues (`ddpwatch.probe.own_beside_wrapper`)."""
 
     def turn(self, on: bool, at: int) -> None:
         """Sees collectives from here on, or none. None was issued since ``at`` (ns)."""

@@ -26,12 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.probe.activity import ActivityMonitor, Doing
 from ddpwatch.probe.agent_rendezvous import JobUnwatchedError
-from ddpwatch.probe.beside import CollectivesBeside
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.cuda_calls import cuda_clock
 from ddpwatch.probe.gc_pauses import GcPauses
-from ddpwatch.probe.groups import backend_name, world_backend
+from ddpwatch.probe.group_ids import backend_name, world_backend
 from ddpwatch.probe.guard import CLOSING, Guard, reason_of
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hard_exit import before_hard_exit
@@ -39,6 +38,7 @@ from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe, in_forward
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
 from ddpwatch.probe.optimizer_steps import see_optimizer_steps
+from ddpwatch.probe.own_beside_wrapper import CollectivesBeside
 from ddpwatch.probe.profiling import see_own_profilers
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.rendezvous import Rendezvous

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.errors import UsageError
 from ddpwatch.probe import session as sessions
-from ddpwatch.probe.groups import backend_name
+from ddpwatch.probe.group_ids import backend_name
 from ddpwatch.probe.guard import CLOSING, is_the_jobs, reason_of
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.session import ProbeSession, is_sharded

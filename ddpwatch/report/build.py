@@ -33,10 +33,10 @@ from ddpwatch.analysis.figures import (
 )
 from ddpwatch.analysis.findings import findings, notes
 from ddpwatch.analysis.goodput import goodput
-from ddpwatch.analysis.lanes import Lanes
-from ddpwatch.analysis.outline import Outline
+from ddpwatch.analysis.rank_strips import RankStrips
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.analysis.run import Run
+from ddpwatch.analysis.run_outline import Outline
 from ddpwatch.common.garbage import no_collections
 from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError, UsageError
@@ -53,19 +53,19 @@ class Drawn:
 
     Attributes:
         outline: Of its steps.
-        lanes: Of its ranks.
+        strips: Of its ranks.
         layouts: The source of parameter names: one per module and epoch, as all ranks have the same.
     """
 
     outline: Outline = field(default_factory=Outline)
-    lanes: Lanes = field(default_factory=Lanes)
+    strips: RankStrips = field(default_factory=RankStrips)
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
 
     def add_steps(self, steps: Iterable[StepAcrossRanks]) -> None:
         """Adds steps of the run."""
         for across in steps:
             self.outline.add_step(across)
-            self.lanes.add_step(across)
+            self.strips.add_step(across)
 
 
 def report_of(

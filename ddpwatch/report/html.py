@@ -22,7 +22,7 @@ from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.figures import Report
 from ddpwatch.analysis.groups import RoleOf
-from ddpwatch.analysis.lanes import Lanes
+from ddpwatch.analysis.rank_strips import RankStrips
 from ddpwatch.analysis.step import USE_NAMES, BucketKey, bucket_keys, named_stretches
 from ddpwatch.analysis.waiting import flights, split_exposed
 from ddpwatch.common.text import UNKNOWN, clean
@@ -65,7 +65,7 @@ def render_html(report: Report, drawn: Drawn, version: str) -> bytes:
         "incidents": _cleaned([_incident(row, report) for row in report.incidents]),
         "points": [asdict(point) for point in outline.points],
         "stride": outline.stride,
-        "lanes": _lanes(drawn.lanes),
+        "lanes": _strips(drawn.strips),
         "steps": [_step(across.detached(), why, MOST_MARKS // len(details)) for across, why in details],
         "params": _cleaned(_params(drawn.layouts.values())),
         "version": version,
@@ -104,16 +104,16 @@ def _incident(row: IncidentFigures, report: Report) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _lanes(lanes: Lanes) -> dict[str, object]:
-    """Returns the lanes, a row of columns per rank, in base64.
+def _strips(strips: RankStrips) -> dict[str, object]:
+    """Returns the strips, a row of columns per rank, in base64.
 
     A step of 2^(n / 1024) ns is the 16-bit number n, and a rank that is late for n/254 of its time the 8-bit number
     n + 1; 0 is what is not known.
     """
-    steps = np.round(np.log2(np.maximum(lanes.longest_ns(), 1)) * 1024).astype("<u2")
-    late = np.nan_to_num(1 + np.round(np.clip(lanes.late(), 0, 1) * 254), nan=0).astype("u1")
+    steps = np.round(np.log2(np.maximum(strips.longest_ns(), 1)) * 1024).astype("<u2")
+    late = np.nan_to_num(1 + np.round(np.clip(strips.late(), 0, 1) * 254), nan=0).astype("u1")
     return {
-        "first": lanes.first, "stride": lanes.stride, "columns": lanes.columns, "ranks": lanes.ranks,
+        "first": strips.first, "stride": strips.stride, "columns": strips.columns, "ranks": strips.ranks,
         "steps": steps.tobytes(), "late": late.tobytes(),
     }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotext
 
-from ddpwatch.analysis.outline import Outline
+from ddpwatch.analysis.run_outline import Outline
 
 FEWEST_POINTS = 8
 

@@ -14,7 +14,7 @@ from ddpwatch.analysis.buckets import bucket_steps
 from ddpwatch.analysis.findings import notes
 from ddpwatch.analysis.groups import OtherCollectives
 from ddpwatch.analysis.report_builder import ReportBuilder
-from ddpwatch.probe.groups import describe, world_backend
+from ddpwatch.probe.group_ids import describe, world_backend
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import DEFAULT_GROUP, Group, Hello, Message, Step
 from tests.support.frames import MS, hello, layout, state_of, step

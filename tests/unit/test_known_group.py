@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.probe import any_collective
-from ddpwatch.probe.any_collective import AnyCollective
-from ddpwatch.probe.collectives import in_groups
+from ddpwatch.probe import own_collectives
 from ddpwatch.probe.completion import Completions
+from ddpwatch.probe.ddp_collectives import in_groups
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import GroupHook, _rests
+from ddpwatch.probe.own_collectives import OwnCollectiveProbe
 from ddpwatch.probe.recorder import StepRecorder
 
 
@@ -69,9 +69,9 @@ def test_of_a_group_that_has_gone_nothing_is_left_to_take_out() -> None:
 
 def test_hooks_are_there_while_collectives_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     rest = [True]
-    monkeypatch.setattr(any_collective, "others_rest", lambda: rest[0])
+    monkeypatch.setattr(own_collectives, "others_rest", lambda: rest[0])
     context = ProbeContext(StepRecorder(lambda record: None), Guard(lambda *_: None), lambda message: None)
-    seeing, group = AnyCollective(context, EventLog(), lambda own_ns: None), HookedGroup()
+    seeing, group = OwnCollectiveProbe(context, EventLog(), lambda own_ns: None), HookedGroup()
     seeing._by_hooks = True
     seeing._meet(group)
     assert not group.hooks
@@ -97,7 +97,7 @@ def test_hooks_are_there_while_collectives_are_recorded(monkeypatch: pytest.Monk
 def test_what_a_job_that_stands_still_has_issued_is_counted_anew() -> None:
     """In bare steps nothing is noted, and a hang shows by who has issued less. What was noted steps ago misleads."""
     context = ProbeContext(StepRecorder(lambda record: None), Guard(lambda *_: None), lambda message: None)
-    seeing, group = AnyCollective(context, EventLog(), lambda own_ns: None), HookedGroup()
+    seeing, group = OwnCollectiveProbe(context, EventLog(), lambda own_ns: None), HookedGroup()
     seeing._meet(group)
     group.issued = 7
     assert seeing.issued_in(still=False) == []

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import ddpwatch
 from ddpwatch.probe import hooks as probe
 from ddpwatch.probe import session
-from ddpwatch.probe.collectives import GroupHooks
+from ddpwatch.probe.ddp_collectives import GroupHooks
 from ddpwatch.probe.recorder import StepRecord
 
 STEPS = 12

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from ddpwatch.job import auto
-from ddpwatch.probe import group_names
-from ddpwatch.probe.any_collective import LOOKS, AnyCollective
+from ddpwatch.probe import group_roles
 from ddpwatch.probe.event_log import EventLog
-from ddpwatch.probe.group_names import has_maker, known_role, note_dimension, note_maker, role_by_name, role_of_name
-from ddpwatch.probe.groups import describe
+from ddpwatch.probe.group_ids import describe
+from ddpwatch.probe.group_roles import has_maker, known_role, note_dimension, note_maker, role_by_name, role_of_name
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import role_of
+from ddpwatch.probe.own_collectives import LOOKS, OwnCollectiveProbe
 from ddpwatch.probe.recorder import StepRecorder
 from tests.support.guards import noting
 
@@ -116,7 +116,7 @@ def test_a_maker_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     looked: list[object] = []
-    monkeypatch.setattr(group_names, "passes_on", lambda frame: bool(looked.append(frame)))
+    monkeypatch.setattr(group_roles, "passes_on", lambda frame: bool(looked.append(frame)))
     assert has_maker(_new_group_with_tag())
     assert len(looked) == 1
 
@@ -138,7 +138,7 @@ def test_without_torch_s_makers_of_groups_no_more_than_their_names_is_lost(caplo
 class Lists:
     """Keeps its group only after it has made all groups, as those of the other ranks."""
 
-    def __init__(self, seeing: AnyCollective, count: int) -> None:
+    def __init__(self, seeing: OwnCollectiveProbe, count: int) -> None:
         def _new_group_with_tag() -> Any:
             seeing._made(made := dist.new_group([0]))
             return made
@@ -154,7 +154,7 @@ def test_a_group_has_a_name_where_its_maker_makes_many_before_it_keeps_one() -> 
     context = ProbeContext(StepRecorder(lambda record: None), noting([]), said.append)
     dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     try:
-        seeing = AnyCollective(context, EventLog(), lambda own_ns: None)
+        seeing = OwnCollectiveProbe(context, EventLog(), lambda own_ns: None)
         lists = Lists(seeing, LOOKS + 2)
         assert "tp" not in [group.kind for group in said]
         seeing.meet_groups()

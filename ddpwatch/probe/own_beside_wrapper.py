@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddpwatch.probe.any_collective import AnyCollective
 from ddpwatch.probe.event_log import Event, EventLog
 from ddpwatch.probe.guarded import ProbeContext
+from ddpwatch.probe.own_collectives import OwnCollectiveProbe
 from ddpwatch.probe.record import BucketRecord
 
 
@@ -26,7 +26,7 @@ class CollectivesBeside:
         self._log = EventLog()
         self._rest: list[Event] = []  # of the step under way
         self._since: int | None = None  # when on all are seen
-        self._collectives = AnyCollective(context, self._log, charge, beside=True)
+        self._collectives = OwnCollectiveProbe(context, self._log, charge, beside=True)
         self._guard.run("own collectives", self._collectives.see)
 
     def close(self) -> None:

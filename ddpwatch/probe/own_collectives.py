@@ -28,10 +28,10 @@ from torch._C import DisableTorchFunction
 from torch.distributed import _functional_collectives, distributed_c10d
 
 from ddpwatch.probe.calls import GROUP_MAKER, SeenCalls, can_see_events, innermost
-from ddpwatch.probe.collectives import GroupHooks, nbytes_of
+from ddpwatch.probe.ddp_collectives import GroupHooks, nbytes_of
 from ddpwatch.probe.event_log import EventLog
-from ddpwatch.probe.group_names import has_maker, note_maker
-from ddpwatch.probe.groups import describe
+from ddpwatch.probe.group_ids import describe
+from ddpwatch.probe.group_roles import has_maker, note_maker
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import OWN, GroupHook, KnownGroup, others_rest, role_of
 from ddpwatch.probe.places import Places
@@ -107,7 +107,7 @@ class _OfThread(threading.local):
         self.functional: dict[int, BucketRecord] = {}  # not waited for yet, by the address of the result
 
 
-class AnyCollective:
+class OwnCollectiveProbe:
     """The collectives of the steps that are recorded in full.
 
     Args:

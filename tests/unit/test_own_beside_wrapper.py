@@ -17,11 +17,11 @@ from ddpwatch.analysis.step import (
     has_buckets,
     without_own,
 )
-from ddpwatch.probe import beside
-from ddpwatch.probe.beside import CollectivesBeside
+from ddpwatch.probe import own_beside_wrapper
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.guarded import ProbeContext
+from ddpwatch.probe.own_beside_wrapper import CollectivesBeside
 from ddpwatch.probe.record import BucketRecord, StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.wire.messages import OWN_COLLECTIVES, Step
@@ -31,7 +31,7 @@ EXPERTS = 7
 
 
 class Seen:
-    """As `AnyCollective`; `issue` is what the job does."""
+    """As `OwnCollectiveProbe`; `issue` is what the job does."""
 
     def __init__(self, context: ProbeContext, log: EventLog, *_: Any, beside: bool) -> None:
         self.log, self.on, self.complete = log, False, False
@@ -67,7 +67,7 @@ def bucket(launch: int, done: int) -> BucketRecord:
 
 @pytest.fixture
 def seeing(monkeypatch: pytest.MonkeyPatch) -> CollectivesBeside:
-    monkeypatch.setattr(beside, "AnyCollective", Seen)
+    monkeypatch.setattr(own_beside_wrapper, "OwnCollectiveProbe", Seen)
     context = ProbeContext(StepRecorder(lambda record: None), Guard(lambda *_: None), lambda message: None)
     return CollectivesBeside(context, lambda own_ns: None)
 

@@ -12,8 +12,8 @@ _LONGEST, _TIMED, _LATE = range(3)
 _Cells = npt.NDArray[np.float32]
 
 
-class Lanes:
-    """Collects a lane per rank, of columns that stand for ``stride`` neighbouring steps each.
+class RankStrips:
+    """Collects a strip per rank, of columns that stand for ``stride`` neighbouring steps each.
 
     Where there would be too many cells, every two columns become one: so few ranks are known step by step.
 
@@ -29,29 +29,29 @@ class Lanes:
     def __init__(self, most: int = MOST_CELLS) -> None:
         self._most = most
         self.first, self.stride, self.columns = 0, 1, 0
-        self._lanes: dict[int, int] = {}  # by rank
+        self._strips: dict[int, int] = {}  # by rank
         self._cells: _Cells = np.zeros((3, 0, 0), np.float32)
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks, in order: that of the lanes in what is returned."""
-        return sorted(self._lanes)
+        """The ranks, in order: that of the strips in what is returned."""
+        return sorted(self._strips)
 
     def add_step(self, across: StepAcrossRanks) -> None:
         """Adds one step, whatever is known of it. Ignores those from before the first."""
-        if not self._lanes:
+        if not self._strips:
             self.first = across.step
         if across.step < self.first:
             return
-        if new := across.members - self._lanes.keys():
+        if new := across.members - self._strips.keys():
             self._add_ranks(sorted(new))
-        cells, lanes = self._column(across.step), [self._lanes[rank] for rank in across.members]
+        cells, strips = self._column(across.step), [self._strips[rank] for rank in across.members]
         took = np.array([step.duration_ns for step in across.ranks.values()], np.float32)
-        cells[_LONGEST, lanes] = np.maximum(cells[_LONGEST, lanes], took)
+        cells[_LONGEST, strips] = np.maximum(cells[_LONGEST, strips], took)
         if across.counted and (late := across.skew.late):
             known = np.array([late.get(rank, np.nan) for rank in across.members], np.float32)
-            cells[_TIMED, lanes] += np.where(np.isnan(known), 0, took)
-            cells[_LATE, lanes] += np.nan_to_num(known)
+            cells[_TIMED, strips] += np.where(np.isnan(known), 0, took)
+            cells[_LATE, strips] += np.nan_to_num(known)
 
     def longest_ns(self) -> _Cells:
         """Returns by rank and column the longest step (ns); 0 where there is none."""
@@ -65,22 +65,22 @@ class Lanes:
         return shares
 
     def _known(self) -> _Cells:
-        return self._cells[:, : self.columns, [self._lanes[rank] for rank in self.ranks]]
+        return self._cells[:, : self.columns, [self._strips[rank] for rank in self.ranks]]
 
     def _column(self, step: int) -> _Cells:
-        """Returns the cells of a step's column: figures by lane."""
+        """Returns the cells of a step's column: figures by strip."""
         while (column := (step - self.first) // self.stride) >= self._cells.shape[1]:
             self._halve()
         self.columns = max(self.columns, column + 1)
         return self._cells[:, column]
 
     def _add_ranks(self, ranks: list[int]) -> None:
-        before = len(self._lanes)
-        self._lanes.update({rank: before + place for place, rank in enumerate(ranks)})
-        room = 2 * max(1, self._most // (2 * len(self._lanes)))
+        before = len(self._strips)
+        self._strips.update({rank: before + place for place, rank in enumerate(ranks)})
+        room = 2 * max(1, self._most // (2 * len(self._strips)))
         while self.columns > room:
             self._halve()
-        cells = np.zeros((3, room, len(self._lanes)), np.float32)
+        cells = np.zeros((3, room, len(self._strips)), np.float32)
         cells[:, : self.columns, :before] = self._cells[:, : self.columns]
         self._cells = cells
 

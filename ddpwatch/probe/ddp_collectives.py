@@ -1,6 +1,6 @@
 """Seeing a DDP module's collectives: when each was issued, and when its result was there.
 
-Without a comm hook the reducer all-reduces through its process group: `ddpwatch.probe.process_group` puts a group in
+Without a comm hook the reducer all-reduces through its process group: `ddpwatch.probe.ddp_timed_group` puts a group in
 front of that one, for this reducer only. What is reduced, and how, stays DDP's own C++ path. A comm hook of the user's
 is seen from its registration on by `ddpwatch.probe.comm_hooks`. One that was registered before is seen where process
 groups have hooks (torch 2.14): `GroupHooks`. Elsewhere its completion is unknown.

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwatch.probe.collectives import DdpObserver, nbytes_of
 from ddpwatch.probe.comm_hooks import comm_hook_of
+from ddpwatch.probe.ddp_collectives import DdpObserver, nbytes_of
 
 
 class TimedGroup(dist.ProcessGroup):
