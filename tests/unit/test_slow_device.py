@@ -1,16 +1,19 @@
-"""All ranks slower from a step on: an incident if their devices show why, and none otherwise."""
+"""All ranks slower from a step on: devices show why, or it is said in which phase."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
+from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
-from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
+from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice, common_work
+from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
 from ddpwatch.wire.messages import Device, Hello, RankSample
+from tests.support.frames import step
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -52,7 +55,13 @@ def healthy(rank: int, at_ns: int, is_slow: bool) -> tuple[Device | None, RankSa
 Samples = Callable[[int, int, bool], tuple[Device | None, RankSample | None]]
 
 
-def found(samples: Samples, steps: int = 300, ranks: int = 4) -> list[Incident]:
+def work(took: int, grows: str = "backward") -> Mapping[str, int]:
+    """What all ranks do in a step of 100 ms, and in a longer one, in which that phase grows."""
+    usual = {"forward": 30 * MS, "backward": 60 * MS, "optimizer": 5 * MS, "between": 5 * MS, "other": 0}
+    return {phase: ns + (took - 100 * MS) * (phase == grows) for phase, ns in usual.items()}
+
+
+def found(samples: Samples, steps: int = 300, ranks: int = 4, grows: str = "backward") -> list[Incident]:
     """The incidents of a run whose steps take 100 ms, and 140 ms while it is slow."""
     causes, at, sampled = DeviceCauses(), 0, 0
     slow = SlowDevice(causes)
@@ -63,7 +72,7 @@ def found(samples: Samples, steps: int = 300, ranks: int = 4) -> list[Incident]:
     for number in range(steps):
         took = (140 if number in SLOW else 100) * MS
         split = StepSplit(number, ranks * took, start_ns=at, end_ns=at + took)
-        slow.add_split(split, number % EVERY == 0)
+        slow.add_split(split, work(took, grows) if number % EVERY == 0 else None)
         at += took
         if at - sampled >= SECOND:
             sampled = at
@@ -105,5 +114,43 @@ def test_it_is_over_when_steps_are_as_fast_as_before() -> None:
 
 
 @pytest.mark.parametrize("samples", [healthy, always_starved])
-def test_a_job_that_does_more_from_a_step_on_is_no_incident(samples: Samples) -> None:
-    assert not found(samples)
+def test_a_job_that_does_more_from_a_step_on_is_an_info_that_says_where(samples: Samples) -> None:
+    (one,) = found(samples)
+    assert (one.severity, one.phase, one.open, one.device) == ("info", "backward", True, "")
+    assert one.message.endswith(" longer than before, most of it in the backward")
+    assert one.evidence.longer == pytest.approx(0.4, abs=0.05)
+    assert next_step(one, JobPlaces()).startswith(f"see what the job does otherwise from step {one.since_step} on")
+
+
+def test_what_is_no_work_of_all_ranks_is_for_other_rules() -> None:
+    assert not found(healthy, grows="data")
+    for grows in ("optimizer", "between"):
+        (one,) = found(healthy, grows=grows)
+        assert one.phase == grows
+
+
+def test_what_half_of_the_ranks_take_longer_is_not_common() -> None:
+    across, alike = StepAcrossRanks(3), StepAcrossRanks(3)
+    for rank in range(4):
+        across.add_step(step(rank, 3, duration_ns=(100 + 40 * (rank > 1)) * MS))
+        alike.add_step(step(rank, 3, duration_ns=100 * MS))
+    assert common_work(across) == common_work(alike)
+    assert sum(common_work(alike).values()) > 50 * MS
+
+
+def test_steps_that_vary_are_no_level_of_their_own() -> None:
+    """Every third one is as long as all are later on."""
+    slow = SlowDevice(DeviceCauses())
+    for number in range(400):
+        took = (140 if number % 3 == 0 or number in SLOW else 100) * MS
+        slow.add_split(StepSplit(number, took, start_ns=number * took), work(took))
+    assert not slow.incidents()
+
+
+def test_after_some_time_that_is_how_the_job_goes_on() -> None:
+    slow = SlowDevice(DeviceCauses())
+    for number in range(1200):
+        took = (100 if number < 200 else 140 if number < 700 else 200) * MS
+        slow.add_split(StepSplit(number, took, start_ns=number * took), work(took))
+    assert [(one.since_step, one.open) for one in slow.incidents()] == [(200, False), (700, False)]
+    assert all(one.message.startswith("all ranks are slower: a step takes 4") for one in slow.incidents())

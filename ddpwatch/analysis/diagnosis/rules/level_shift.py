@@ -16,7 +16,7 @@ from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVE
 from ddpwatch.common.statistics import RollingMedian, median
 
 WINDOW = 16  # newest watched steps
-RARELY = 0.1  # of the values before: if more were as high as each of a few new ones, chance explains these
+RARELY = 0.1  # of the values before: if more were as high as new ones are, chance explains these
 WORTH_A_LOOK = 0.02  # of a step: less input, or exposed transfer, is none
 KEEP_STEPS = 64  # watched, that show a level, or what is usual
 KEEP_SPLITS = 256  # steps that a spell may have begun before
@@ -32,9 +32,10 @@ class LevelShift:
     """Finds since when a figure is high. It stays so until it has lost that share of what it had risen by at least.
 
     Args:
-        factor: So many times what is usual is high: the median of the values before the newest. 0: nothing is usual.
+        factor: So many times what is usual is high: the median of the values before the newest. What they were now and
+            then (`RARELY`) is not. 0: nothing is usual.
         newest: So many values show a level, by their median.
-        is_each: Each of these has to show it, as they are few, and to be as high as values before `RARELY` were.
+        is_each: Each of these has to show it, as they are few.
 
     Attributes:
         usual: What was usual before it became high.
@@ -77,9 +78,8 @@ class LevelShift:
             return False
         self.usual = self._before.median if self._factor else 0.0
         limit = max(self._factor * self.usual, self.usual + least)
-        if (newest.lowest if self._is_each else newest.median) < limit or (self._factor and not self.usual):
-            return False
-        if self._is_each and self._before.share_from(newest.lowest) > RARELY:
+        level = newest.lowest if self._is_each else newest.median
+        if level < limit or (self._factor and (not self.usual or self._before.share_from(level) > RARELY)):
             return False
         self._over = self.usual + OVER_SHARE * (limit - self.usual)
         self.since = min(one.step for one in islice(reversed(self._values), self._count) if one.value >= limit)
@@ -100,6 +100,8 @@ class Spell:
         unknown_ns: Exposed communication that may be waiting or transfer.
         start_ns, end_ns: From when to when they lasted, on the time line.
         cause: What was found outside the job when it was looked up last, at ``looked_ns``.
+        phase: In which the figure has grown most, if that is known.
+        is_normal: It has been high for so long without a cause that this is usual from now on.
     """
 
     since: int
@@ -113,6 +115,8 @@ class Spell:
     end_ns: int = 0
     cause: DeviceCause | None = None
     looked_ns: int = 0
+    phase: str = ""
+    is_normal: bool = False
 
     def cause_by(self, look: Callable[[int, int], DeviceCause | None], every_ns: int = 1) -> DeviceCause | None:
         """Returns what that finds of the steps' time, looked up again only if they have gone on for so long."""

@@ -14,7 +14,7 @@ from ddpwatch.analysis.diagnosis.rules.not_reduced import NotReduced
 from ddpwatch.analysis.diagnosis.rules.ranks_apart import RanksApart
 from ddpwatch.analysis.diagnosis.rules.repeated_reduction import RepeatedReduction
 from ddpwatch.analysis.diagnosis.rules.run_drift import RunDrift
-from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice
+from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice, common_work
 from ddpwatch.analysis.diagnosis.rules.slow_input import SlowInput
 from ddpwatch.analysis.diagnosis.rules.slow_link import SlowLink
 from ddpwatch.analysis.diagnosis.rules.too_many_threads import TooManyThreads
@@ -72,7 +72,7 @@ class Rules:
         self._apart.add_step(facts)
         self._input.add_step(facts)
         self._reduced.add_step(across)
-        self._device.add_split(split, across.counted)
+        self._device.add_split(split, common_work(across) if across.counted else None)
         if across.counted:
             self._drift.add_step(split.step, split.own_ns, split.start_ns)
 

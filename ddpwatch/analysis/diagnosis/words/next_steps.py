@@ -43,6 +43,7 @@ MOSTLY_EXPOSED = 0.5  # of a step
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
 _THREADS = "start torchrun with OMP_NUM_THREADS = cores / ranks, or call torch.set_num_threads"
+_DOES_MORE = "see what the job does otherwise from step {step} on (batch, lengths, layers), then look at its devices"
 _TOGETHER = "let all ranks skip a batch together: all_reduce whether one has to, or run the backward of a loss times 0"
 _MEMORY = "`ps -eo pid,rss,comm --sort=-rss` shows who has the memory"
 _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
@@ -350,7 +351,7 @@ NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "repeated_reduction": lambda *_: _NO_SYNC,
     "buffers": lambda *_: _BUFFERS,
     "slow_link": _link,
-    "slow_device": _device,
+    "slow_device": lambda incident, places: _device(incident, places) or _DOES_MORE.format(step=incident.since_step),
     "too_many_threads": lambda *_: _THREADS,
     "slow_host": lambda incident, places: _device(incident, places) or places.stack_of(incident.ranks[0]),
     "memory": _memory_grows,
