@@ -15,6 +15,7 @@ from tests.support.frames import (
     bare,
     beat,
     hello,
+    light,
     state_of,
     step,
     synchronous,
@@ -282,6 +283,62 @@ def stalled(at, took=600, others=(), steps=240):
     return state_of(messages)
 
 
+def after(one, ms, meets=None, number=0):
+    """The same step, with something that takes so long before its forward.
+
+    If it is given when the rank comes to a barrier (ms), that ends it, and is among its collectives.
+    """
+    for name in ("hook_ns", "comm_ready", "comm_launch", "comm_done"):
+        setattr(one, name, [None if at is None else at + ms * MS for at in getattr(one, name)])
+    one.spans = [Span(span.phase, span.start + ms * MS, span.end + ms * MS) for span in one.spans]
+    one.duration_ns += ms * MS
+    if meets is not None:
+        about = {"module": 0, "label": 99, "bytes": 4, "ready": None, "launch": meets * MS, "done": ms * MS}
+        about |= {"wait_begin": meets * MS, "wait_end": ms * MS}
+        one.comm_wait_begin, one.comm_wait_end = [None, None], [None, None]
+        for name, value in about.items():
+            setattr(one, f"comm_{name}", [value, *getattr(one, f"comm_{name}")])
+        one.comm_op = ["barrier", "all_reduce", "all_reduce"]
+        one.comm_first_seq, one.comm_seq = 3 * number, [0, 1, 2]
+        one.spans = [Span("sync", meets * MS, ms * MS), *one.spans]
+    return one
+
+
+def meetings(kind, issued, world=2):
+    """What is found in a run whose ranks do something for 200 ms before some steps, and the last one for 600.
+
+    The others wait for it at a barrier.
+
+    Args:
+        kind: Makes a step of those.
+        issued: By such a step, when heartbeats come (ms), and how many collectives each rank has issued by then.
+    """
+    messages, now = [hello(rank, world) for rank in range(world)], 0
+    for number in range(150):
+        meets = number in issued
+        for rank in range(world):
+            about = {"start_ns": START_NS + now * MS}
+            if meets and kind is bare:
+                one = bare(rank, number)
+                one.start_ns, one.duration_ns = about["start_ns"], 700 * MS
+            elif meets and kind is step:
+                one = after(step(rank, number, **about), 600, 600 if rank == world - 1 else 200, number)
+            else:
+                one = (kind if meets else step)(rank, number, **about)
+                one = after(one, 600) if meets else one
+            for at, counts in (issued[number] or ()) if meets else ():
+                seen = {"at_ns": one.start_ns + at * MS, "since_ns": one.start_ns, "issued": counts[rank]}
+                messages.append(beat(rank, number, phase="input", **seen))
+            messages.append(one)
+        now += 700 if meets else 100
+    diagnosis = state_of(messages).diagnosis
+    lost = diagnosis.lost()
+    assert sum(one.ns for one in lost.accounts) == lost.rank_ns
+    assert min(one.ns for one in lost.accounts) > 0
+    found = {one.ranks: one for one in diagnosis.incidents() if one.kind == "pause"}
+    return found, sum(one.ns for one in lost.accounts if one.name == "waiting")
+
+
 def meeting_late(began_ms, every=12, steps=60):
     """A run whose ranks average parameters in every so many steps, and in which rank 1 begins later than rank 0."""
     messages, now = [hello(0), hello(1)], [0, began_ms]
@@ -393,6 +450,34 @@ class TestRhythms:
         assert found[()].message == "every rank paused (validation) every 40 steps, for up to 400 ms"
         assert found[0,].message == "rank 0 paused (validation) every 40 steps, for up to 500 ms longer than others"
         assert (found[()].cost_ns, found[0,].cost_ns) == (4 * 800 * MS, pytest.approx(4 * 500 * MS, rel=0.05))
+
+    @pytest.mark.parametrize("kind", [bare, light, step])
+    @pytest.mark.parametrize("world", [2, 3])
+    def test_what_the_others_do_before_they_wait_at_a_barrier_is_not_waited(self, kind, world):
+        """All saved for 0.3 s and one for 0.6: it was alone to blame for all of it, or nobody was, for 0.6 s of each.
+
+        Of steps in which the barrier is timed, it is known how long; else from when on ranks were seen to wait.
+        """
+        level, ahead = [5] * world, [6] * (world - 1) + [5]
+        issued = {30: [(180, level)], 60: [(400, ahead)], 90: [(250, ahead)], 120: [(500, ahead)]}
+        found, waited = meetings(kind, dict.fromkeys(issued, None) if kind is step else issued, world)
+        usual_wait = 10
+        alike, late, others = 200 - usual_wait if kind is step else 250, (world - 1,), world - 1
+        assert found.keys() == {(), late}
+        assert found[()].message == f"every rank paused between steps every 30 steps, for up to {alike} ms"
+        longer = f"paused between steps every 30 steps, for up to {600 - alike} ms longer than others"
+        assert found[late].message == f"rank {late[0]} {longer}"
+        assert found[()].cost_ns == pytest.approx(4 * world * alike * MS, rel=0.01)
+        assert found[late].cost_ns == pytest.approx(4 * others * (600 - alike) * MS, rel=0.03)
+        assert waited == found[late].cost_ns
+
+    @pytest.mark.parametrize(("at", "who"), [(400, "rank 1"), (200, "rank 1 alone")])
+    def test_a_rank_is_alone_if_the_others_wait_for_most_of_it(self, at, who):
+        """Nothing is known of them before that, so they may well have waited: it costs that."""
+        found, waited = meetings(bare, {number: [(at, (6, 5))] for number in (30, 60, 90)})
+        assert found.keys() == {(1,)}
+        assert found[1,].message == f"{who} paused between steps every 30 steps, for up to 600 ms"
+        assert found[1,].cost_ns == waited == 3 * 600 * MS
 
     def test_what_all_ranks_do_again_and_again_is_no_warning(self):
         """Each iteration of a PPO starts with a phase of its own."""

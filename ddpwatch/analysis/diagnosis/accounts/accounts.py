@@ -77,6 +77,7 @@ class StepSplit:
         pauses: By rank, how long it paused since its step before, by phase.
         delays: By rank, by phase, how long it paused since it launched its last bucket before: so much later it
             launches this step's last one. A pause that comes after that delays the next step.
+        marked_until: By rank that paused, when its last mark ended, since its step started.
         held_up: By rank that paused, how much later it launched its group's last bucket than all others, at most.
         blamed: Ranks that are late or paused: who waits for them does not wait by chance.
         buffers_ns: Transfer of DDP's buffers, of the same account as that of buckets.
@@ -97,6 +98,7 @@ class StepSplit:
     leads: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, dict[str, int]] = field(default_factory=dict)
     delays: dict[int, dict[str, int]] = field(default_factory=dict)
+    marked_until: dict[int, int] = field(default_factory=dict)
     held_up: dict[int, int] = field(default_factory=dict)
     blamed: Collection[int] = ()
     buffers_ns: int = 0
@@ -327,8 +329,8 @@ class Ledger:
             marks = self._marks.setdefault(mark.rank, deque(maxlen=PENDING_MARKS))
             marks.append((phase, mark.start_ns, mark.end_ns))
 
-    def reassign(self, ns: int, source: AccountKey, phase: str, rank: int | None) -> None:
-        """Notes what a stall was that no stamp explains.
+    def reassign(self, ns: int, source: AccountKey, phase: str, rank: int | None) -> int:
+        """Notes what a stall was that no stamp explains; returns how much of it that account had (ns).
 
         Args:
             ns: Rank-time of it.
@@ -345,6 +347,7 @@ class Ledger:
         else:
             self._accounts[_KEYS[phase]] += ns
             self._paused[_KEYS[phase]] -= ns
+        return ns
 
     def count_as_startup(self, rank: int, ns: int) -> None:
         """Notes how long others waited for a rank because it had begun later."""
@@ -385,6 +388,8 @@ class Ledger:
                     by_phase.setdefault(phase, []).append((since, until))
             self._marks[step.rank] = deque((mark for mark in marks if mark[2] > launched), maxlen=PENDING_MARKS)
             if by_phase:
+                found.marked_until[step.rank] = max(until for several in by_phase.values() for _, until in several)
+                found.marked_until[step.rank] -= step.start_ns
                 own = {phase: union(several) for phase, several in by_phase.items()}
                 if paused := _paused(own, before, end):
                     pauses[step.rank], found.pauses[step.rank] = own, paused

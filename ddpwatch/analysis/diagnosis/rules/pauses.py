@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import AccountKey, Ledger, account_of
+from ddpwatch.analysis.diagnosis.accounts.accounts import AccountKey, Ledger, account_of, own_times
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
-from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
+from ddpwatch.analysis.diagnosis.hangs.held_up import EARLY, HeldUp, Worked
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
@@ -42,6 +43,21 @@ LONGER = 1.5  # times what all ranks pause, at least: then they wait for that on
 SHORT = 0.25  # of the longest rank's pause: less is no pause of all
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
 _NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
+
+
+class Whose(NamedTuple):
+    """Whose a stall was.
+
+    Attributes:
+        ranks: One, or empty for no single rank's.
+        cost_ns: What the others waited for it, or what all ranks spent.
+        taken_ns: What of that an account has only since this is known, or does not have yet.
+    """
+
+    ranks: tuple[int, ...]
+    phase: str
+    cost_ns: int
+    taken_ns: int = 0
 
 
 class Pauses:
@@ -108,16 +124,15 @@ class Pauses:
     def incidents(self) -> list[Incident]:
         """Returns all that were found."""
         found = self._known()
-        found = [pause for pause in found if not _is_trifle(pause)]
+        found = [part for pause in found if not _is_trifle(pause) for part in pause.apart()]
         for pause in found:
             pause.incident = pause.incident or _incident(pause)
         incidents = [(pause, pause.incident) for pause in found if pause.incident is not None]
         return [replace(one, open=True) if pause.is_due(self._step) else one for pause, one in incidents]
 
     def waited(self) -> list[tuple[int, AccountKey]]:
-        """Returns how long ranks waited for one whose stalls seemed to be of all (ns), and what that was taken for."""
-        of_one = [pause for pause in self._known() if pause.ranks]
-        return [(ns - ns // pause.ranks_in_run, key) for pause in of_one for key, ns in pause.shared.items()]
+        """Returns by how much longer ranks waited for one than stalls said by themselves (ns): see `Pause.waited`."""
+        return [waited for pause in self._known() for waited in pause.waited()]
 
     def _known(self) -> list[Pause]:
         found = self._found
@@ -158,7 +173,9 @@ class Pauses:
         marked = facts.split.marked_ns
         if 2 * marked >= excess:
             return
-        ranks, phase, cost = self._who(facts, excess)
+        alike = _alike(facts, excess)
+        launched = self._who_launched_late(facts, excess, alike) if facts.across.counted else None
+        ranks, phase, cost, taken = launched or self._who(facts, excess)
         if any(2 * (self._lags or {}).get(rank, 0) >= excess for rank in ranks):
             self._ledger.count_as_startup(ranks[0], cost)
             return
@@ -172,15 +189,28 @@ class Pauses:
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
         stacks = self._stacks_in(facts.across)
         pause.stacks = [(rank, stack.calls) for rank, stack in stacks.items() if not stack.in_collective]
-        if not ranks:
-            pause.shared[account_of(phase) if pause.bare and phase else facts.split.taken_for] = cost
-            behind = None if phase == "data" else self._held_up.seen_behind(facts.across, excess)
-            pause.behind.update([] if behind is None else [behind])
+        if launched is None:
+            of_phase = phase in PLANNED or (pause.bare and phase)
+            key = account_of(phase) if of_phase else facts.split.taken_for
+            (pause.taken if ranks else pause.shared)[key] = taken
+            self._note_worked(pause, facts, excess, stacks)
+        elif alike:
+            pause.untimed, pause.worked = 1, Worked(alike, alike)
         before = self._fresh[-1] if self._fresh else None
         if before is not None and before.ranks == ranks and step - before.until <= TOGETHER:
             before.merge(pause, again=False)
         else:
             self._fresh.append(pause)
+
+    def _note_worked(self, pause: Pause, facts: StepFacts, excess: int, stacks: Mapping[int, CallStack]) -> None:
+        """Notes who was behind in a stall of which no launch shows that, and what the others did before they waited."""
+        rank, across, marked = pause.ranks[0] if pause.ranks else None, facts.across, facts.split.marked_until
+        if rank is None and pause.phase != "data" and (rank := self._held_up.seen_behind(across, excess)) is not None:
+            pause.behind[rank] += 1
+        late = across.ranks if rank is None else (rank,)
+        found = [self._held_up.worked(across, one, excess, stacks, marked) for one in late]
+        pause.untimed = 1
+        pause.worked = found[0] if rank is not None else Worked(min(one.at_least for one in found), None)
 
     def _note_lags(self, across: StepAcrossRanks) -> None:
         """Notes which ranks began later than the first one, and which have caught up: others wait for them once."""
@@ -208,16 +238,11 @@ class Pauses:
         found = [rank for rank, stack in stacks.items() if not stack.in_collective]
         return found[0] if len(found) == 1 and len(stacks) == len(across) > 1 else None
 
-    def _who(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str, int]:
-        """Returns whose pause it was, empty for no single rank's, its phase, and what it cost.
-
-        That is what the others waited for a rank, or what all ranks spent.
-        """
+    def _who(self, facts: StepFacts, excess: int) -> Whose:
+        """Returns whose pause it was if no launch shows that."""
         across = facts.across
-        if across.counted and (found := self._who_launched_late(facts, excess)) is not None:
-            return found
         if _all_wait_for_data(facts, excess):
-            return (), "data", excess * len(across)
+            return Whose((), "data", excess * len(across), excess * len(across))
         bare, usual = not across.counted, across.longest_ns - excess
         all_wait = bare and self._held_up.doing(across, tuple(across.ranks), excess) == "data"
         rank = None if all_wait else self._held_up.by(across, excess, self._ledger.gaps)
@@ -226,27 +251,30 @@ class Pauses:
         phase = _longest_phase(facts, excess) if across.counted and rank is None else ""
         phase = self._held_up.doing(across, tuple(ranks), excess) or phase
         took = {other: max(0, int(step.duration_ns - usual)) for other, step in across.ranks.items() if other != rank}
-        source = facts.split.taken_for
+        source, taken = facts.split.taken_for, excess * len(took)
         if rank is not None or (bare and phase):
-            self._ledger.reassign(sum(took.values()), source, phase, rank)
+            moved = self._ledger.reassign(sum(took.values()), source, phase, rank)
+            taken = taken if rank is None else moved
         elif phase in PLANNED:
             self._ledger.reassign(min(sum(took.values()), facts.split.accounts.get(source, 0)), source, phase, None)
         if rank is not None and phase in PLANNED:
             self._ledger.reassign(excess, source, phase, None)
-        return (() if rank is None else (rank,)), phase, sum(took.values()) if rank is not None else excess * len(took)
+        if rank is None:
+            return Whose((), phase, taken, taken)
+        return Whose((rank,), phase, sum(took.values()), taken)
 
-    def _who_launched_late(self, facts: StepFacts, excess: int) -> tuple[tuple[int, ...], str, int] | None:
-        """Returns that of the rank that launched late in a watched step."""
+    def _who_launched_late(self, facts: StepFacts, excess: int, alike: int) -> Whose | None:
+        """Returns that of the rank that launched late in a watched step, by most of what not all took alike."""
         across, late = facts.across, facts.across.skew.late
         rank = max(late, key=late.__getitem__, default=None)
         if rank is not None:
             at_least = late[rank] - across.skew.error
             others = (ns for other, ns in late.items() if other != rank)
-            if 2 * at_least >= excess and at_least >= max(others, default=0):
+            if 2 * at_least >= excess - alike and at_least >= max(others, default=0):
                 found = facts.excess(rank, across.skew.peers[rank])
                 phase = max(found, key=found.__getitem__, default="")
                 phase = phase if found and 2 * found[phase] >= at_least else ""
-                return (rank,), phase, facts.split.waits.get(rank, 0)
+                return Whose((rank,), phase, facts.split.waits.get(rank, 0) + alike * (len(across) - 1))
         return None
 
     def _explain(self, pause: Pause) -> None:
@@ -294,6 +322,16 @@ def _all_wait_for_data(facts: StepFacts, excess: int) -> bool:
     """Returns whether each rank waits for data for most of it: that the last one goes on later does not hold up all."""
     rows = [figures.phases_ns for figures in facts.across.figures.values()] if facts.across.counted else []
     return 2 * min((row.get("data", 0) for row in rows), default=0) >= excess
+
+
+def _alike(facts: StepFacts, excess: int) -> int:
+    """Returns how much longer than usual all ranks took without their waits, where all of these are known; else 0.
+
+    Neither where that is next to nothing, nor where it is nearly all.
+    """
+    own = {} if _all_wait_for_data(facts, excess) else own_times(facts.across)
+    alike = min(own.values(), default=0) - (facts.across.longest_ns - excess)
+    return alike if excess * EARLY <= alike <= excess - excess * EARLY else 0
 
 
 def _longest_phase(facts: StepFacts, excess: int) -> str:
@@ -345,7 +383,7 @@ def _sentence(pause: Pause) -> str:
         return f"{who} paused for {longest}{why} at step {pause.since}{at}"
     if pause.period is None:
         return f"{who} paused {pause.times if pause.times > 1 else pause.count} times{why}, for up to {longest}{at}"
-    alone = " alone" if pause.ranks and phase != "gc" and not pause.common_ns else ""
+    alone = " alone" if pause.ranks and phase != "gc" and pause.is_alone else ""
     return f"{who}{alone} paused{why} every {pause.period} steps, for up to {longest}{at}"
 
 

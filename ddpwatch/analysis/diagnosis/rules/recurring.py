@@ -10,6 +10,7 @@ from itertools import pairwise
 from ddpwatch.analysis.diagnosis.accounts.accounts import AccountKey
 from ddpwatch.analysis.diagnosis.causes.devices import Denied, DeviceCause
 from ddpwatch.analysis.diagnosis.hangs.call_stack import shared_site
+from ddpwatch.analysis.diagnosis.hangs.held_up import EARLY, NOT_SEEN, Worked
 from ddpwatch.analysis.diagnosis.incident import Incident
 
 KEEP_STRUCK = 512  # newest, of a pause that recurs
@@ -41,6 +42,9 @@ class Pause:
         behind: In how many stalls that seemed to be of all ranks heartbeats showed which one behind.
         shared: What these stalls cost (ns), by what they were taken for.
         stacks: Where ranks were: the calls of each stack, of which the newest are kept.
+        untimed: In how many stalls no launch shows how long others waited.
+        taken: What they were said to wait in these for the one rank that was named (ns), by what that was taken for.
+        worked: How long the others did something of their own in a stall of that kind.
     """
 
     ranks: tuple[int, ...]
@@ -67,6 +71,9 @@ class Pause:
     behind: Counter[int] = field(default_factory=Counter)
     shared: Counter[AccountKey] = field(default_factory=Counter)
     stacks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    untimed: int = 0
+    taken: Counter[AccountKey] = field(default_factory=Counter)
+    worked: Worked = NOT_SEEN
 
     def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
         """Takes one step that it struck."""
@@ -104,6 +111,41 @@ class Pause:
     def waited_ns(self) -> float:
         """The time (ns) that each rank waited for it, or was in it."""
         return self.whole_cost_ns / max(1, self.ranks_in_run - len(self.ranks))
+
+    @property
+    def own_ns(self) -> int:
+        """How long all ranks take alike, if others were seen not to wait yet: until the first was seen waiting."""
+        at_least, at_most = self.worked
+        own = at_least if at_most is None else at_most
+        return min(own, self.longest_ns) if self.ranks and min(at_least, own) >= EARLY * self.longest_ns else 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the others waited for most of it, or nothing says that they did not."""
+        return not self.common_ns and 2 * (self.worked.at_most or 0) < self.longest_ns
+
+    def apart(self) -> list[Pause]:
+        """Returns it; where others did as much for a while, what one rank took longer, and what all did alike."""
+        if not (own := self.own_ns):
+            return [self]
+        alike, of_all = own * self.untimed, self.ranks_in_run
+        longer = max(0, self.whole_cost_ns - alike * (of_all - len(self.ranks)))
+        both = replace(self, shared=Counter(), seen_ns=0, unseen_ns=0, unseen_cost_ns=0, incident=None)
+        return [
+            replace(both, cost_ns=longer, longest_ns=self.longest_ns - own, common_ns=own),
+            replace(both, cost_ns=alike * of_all, longest_ns=own, ranks=(), device=None, worked=NOT_SEEN),
+        ]
+
+    def waited(self) -> list[tuple[int, AccountKey]]:
+        """Returns how long others waited in stalls that seemed to be of all, and how long they did not in others (ns).
+
+        The latter is negative. Each with what it was taken for.
+        """
+        if not self.ranks:
+            return []
+        share = self.apart()[0].whole_cost_ns / max(1, self.whole_cost_ns)
+        found = [(int((ns - ns // self.ranks_in_run) * share), key) for key, ns in self.shared.items()]
+        return [*found, *((-int(ns * (1 - share)), key) for key, ns in self.taken.items() if self.own_ns)]
 
     @property
     def recurs(self) -> bool:
@@ -185,6 +227,10 @@ class Pause:
         self.excess_ns += other.excess_ns
         self.cost_ns += other.cost_ns
         self.shared = self.shared + other.shared
+        self.untimed += other.untimed if again else 0
+        self.taken = self.taken + other.taken
+        shown = [one for one in (self.worked.at_most, other.worked.at_most) if one is not None]
+        self.worked = Worked(max(self.worked.at_least, other.worked.at_least), min(shown, default=None))
         self.behind = self.behind + other.behind + Counter(dict.fromkeys(other.ranks, FEWEST_BEHIND))
         self.ranks = self.ranks or self._always_behind()
         self.stacks = [*self.stacks, *other.stacks][-KEEP_STACKS:]
