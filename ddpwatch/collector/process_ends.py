@@ -6,15 +6,16 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import zmq
 
 from ddpwatch.run import clock
-from ddpwatch.wire.messages import EndReason, Hello
+from ddpwatch.wire.messages import Bye, EndReason, Hello
 from ddpwatch.wire.transport import ConnectionMonitor, Socket
 
 _NOBODY = 0  # no process has this pid
@@ -47,6 +48,7 @@ class ProcessLiveness:
     def __init__(self, poller: zmq.Poller) -> None:
         self._poller = poller
         self._pids: dict[int, int] = {}
+        self._leaving: dict[int, Bye] = {}  # of ranks that say they have finished: an exit handler knows no exit code
         self.fds: dict[int, int] = {}
 
     def follow(self, hello: Hello) -> None:
@@ -68,32 +70,56 @@ class ProcessLiveness:
         """Returns whether the end of this rank's process will be noticed."""
         return rank in self._pids
 
+    def is_leaving(self) -> bool:
+        """Returns whether the exit code of a rank that says it has finished is still to come."""
+        return bool(self._leaving)
+
     def pids(self) -> dict[int, int]:
-        """Returns the processes that are followed, by rank. Any thread may ask."""
-        return self._pids.copy()
+        """Returns the processes of ranks that have not said goodbye, by rank. Any thread may ask."""
+        return {rank: pid for rank, pid in self._pids.copy().items() if rank not in self._leaving}
+
+    def take_goodbye(self, rank: int, goodbye: Bye) -> None:
+        """Follows the rank only as long as its exit code may say something else."""
+        if goodbye.by == "rank" and goodbye.reason == "finished" and rank in self.fds.values():
+            self._leaving[rank] = goodbye
+        else:
+            self.forget(rank)
 
     def forget(self, rank: int) -> None:
         """Stops following a rank."""
         self._pids.pop(rank, None)
+        self._leaving.pop(rank, None)
         for fd in [fd for fd, owner in self.fds.items() if owner == rank]:
             self._poller.unregister(fd)
             del self.fds[fd]
             os.close(fd)
 
     def departures(self, readable: Container[object]) -> dict[int, Departure]:
-        """Returns the followed ranks whose processes have ended; they are not followed any longer.
+        """Returns the ranks whose processes have ended without a goodbye so far; they are not followed any longer.
 
         Args:
             readable: The readable ones of `fds`. A rank without a pidfd is looked up by its pid.
         """
+        return {rank: _departure(status) for rank, status in self._ended(readable, self.pids())}
+
+    def corrections(self, readable: Container[object]) -> list[Bye]:
+        """Returns the goodbyes of ranks that said they had finished, corrected where the exit code says otherwise.
+
+        Args:
+            readable: As for `departures`.
+        """
+        said = self._leaving.copy()
+        ended = [(said[rank], _exit_code(status)) for rank, status in self._ended(readable, said)]
+        return [_corrected(goodbye, code) for goodbye, code in ended if code]
+
+    def _ended(self, readable: Container[object], ranks: Container[int]) -> Iterator[tuple[int, int | None]]:
+        """Yields those of the ranks whose processes have ended, with their wait status, and forgets them."""
         running = {rank for fd, rank in self.fds.items() if fd not in readable}
-        found = {}
-        for rank, pid in [entry for entry in self._pids.items() if entry[0] not in running]:
+        for rank, pid in [entry for entry in self._pids.items() if entry[0] in ranks and entry[0] not in running]:
             state, status = _proc_state(pid)
             if state in ("", "Z", "X"):
-                found[rank] = _departure(status if state else None)
                 self.forget(rank)
-        return found
+                yield rank, status if state else None
 
     def close(self) -> None:
         """Closes all pidfds."""
@@ -143,8 +169,19 @@ def _departure(status: int | None) -> Departure:
         with contextlib.suppress(ValueError):
             name = signal.Signals(number).name
         return Departure("killed", name, number, now_ns)
-    code = status >> 8
+    code = _exit_code(status)
     return Departure("lost" if code else "finished", f"exited with code {code} without saying goodbye", None, now_ns)
+
+
+def _exit_code(status: int | None) -> int | None:
+    """Returns the exit code in a wait status; None if that is unknown, or if a signal ended the process."""
+    return None if status is None or status & 0x7F else status >> 8
+
+
+def _corrected(goodbye: Bye, code: int) -> Bye:
+    """Returns the goodbye of a rank that has exited with that code."""
+    detail = "; ".join(filter(None, (f"exited with code {code}", goodbye.detail)))
+    return msgspec.structs.replace(goodbye, by="collector", reason="lost", detail=detail)
 
 
 def _proc_state(pid: int) -> tuple[str, int | None]:

@@ -41,6 +41,8 @@ from ddpwatch.wire.transport import Envelope, ReceiveClock
 
 TICK_S = 0.5
 GOODBYE_GRACE_S = 0.5  # between a process's end and the arrival of the goodbye it may have sent
+EXIT_S = 1.0  # between the last goodbye and the exit code; a job that only stops watching goes on
+FAILED_EXIT_S = 5.0  # the same if a rank failed: maybe because of one that is still taking its interpreter apart
 ORPHANED_S = 1.0  # for what a rank may have sent before it ended, without another rank
 MISSING_RANK_GRACE_S = 5.0  # for ranks that never said hello, once all others have ended
 NO_RANK_TIMEOUT_S = 120.0  # for the first hello
@@ -252,7 +254,7 @@ class Collector:
         elif isinstance(message, Bye) and message.rank is not None:
             self._last_end = time.monotonic()
             self._departed.pop(message.rank, None)
-            self._liveness.forget(message.rank)
+            self._liveness.take_goodbye(message.rank, message)
 
     def _note_previous(self, hello: Hello) -> None:
         """Lets `ddpwatch ls` say which run this one continues: a rank of any node may know it."""
@@ -297,7 +299,12 @@ class Collector:
     # -- ends of ranks and of the run ------------------------------------------------------------------------
 
     def _handle_departures(self, ready: Container[object]) -> None:
-        """Finds processes that have ended, and sends the goodbye of those that did not within the grace."""
+        """Finds processes that have ended, and sends the goodbye of those that did not within the grace.
+
+        Corrects that of ranks that said they had finished, and failed.
+        """
+        for goodbye in self._liveness.corrections(ready):
+            self._publish(goodbye)
         self._departed.update(self._liveness.departures(ready))
         self._departed.update(self._disconnected())
         for rank, departure in list(self._departed.items()):
@@ -357,8 +364,11 @@ class Collector:
                 self._watched_s = now
             return now - self._watched_s > ORPHANED_S or waited_s > NO_RANK_TIMEOUT_S
         complete = known >= self._options.world_size or now - self._last_end > MISSING_RANK_GRACE_S
+        exit_s = EXIT_S if self._hub.end_reason() == "finished" else FAILED_EXIT_S
+        if not complete or (self._liveness.is_leaving() and now - self._last_end < exit_s):
+            return False
         ranks = self._hub.ranks.items()
-        return complete and all(entry.ended is not None or self._links.is_gone(rank, now) for rank, entry in ranks)
+        return all(entry.ended is not None or self._links.is_gone(rank, now) for rank, entry in ranks)
 
     def _end_run(self) -> None:
         self._receive_from_ranks()

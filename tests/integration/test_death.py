@@ -199,18 +199,32 @@ def compare(folder: Path) -> int:
 
 @pytest.mark.usefixtures("run_directory")
 @pytest.mark.parametrize(("code", "reason"), [(0, "finished"), (3, "lost")])
-def test_a_job_that_ends_by_os_exit(tmp_path: Path, code: int, reason: str) -> None:
-    """No exit handler runs. All steps are there, also the last ones, unless the launcher ends a rank for it."""
-    file, go = tmp_path / "out.mcap", tmp_path / "go"
-    with Job(SCRIPTS / "hard_exit.py", str(code), str(go), log=tmp_path / "log", RECORD=str(file)) as job:
+def test_a_job_that_exits_with_a_code(tmp_path: Path, code: int, reason: str) -> None:
+    """By ``os._exit``, no exit handler runs; by ``sys.exit``, none knows the code. All steps are there."""
+
+    def ended(frames: Frames) -> bool:
+        ends = {m.rank: m.reason for m in messages(frames, Bye)}
+        return ends.get(0) == ends.get(1) == reason
+
+    def trained(frames: Frames) -> bool:
+        return {m.rank for m in messages(frames, Step) if m.step >= 20} == {0, 1}
+
+    file, go, end = (tmp_path / name for name in ("out.mcap", "go", "end"))
+    script = (SCRIPTS / "hard_exit.py", str(code), str(go))
+    with Job(*script, log=tmp_path / "log", RECORD=str(file), END=str(end)) as job:
         with live(info := the_run(job)) as source:
             read_until(source, lambda frames: len(messages(frames, Hello)) == 2, "both ranks are connected")
-        go.touch()
+            go.touch()
+            read_until(source, trained, "both ranks have trained")
+            with stopped([psutil.Process(job.process.pid)]):  # it would reap one rank at once, and end the other
+                end.touch()
+                read_until(source, ended, "the collector has noticed both ends")
         assert job.wait() == code, job.output()
         wait_for(lambda: not collector_pids(info.run_id), "the collector ends")
     report = report_of(file).as_json()
-    assert {row["end"]["reason"] for row in report["ranks"]} - {"killed"} == {reason}
-    assert {row["steps"] for row in report["ranks"] if row["end"]["reason"] == reason} == {30}
+    assert [(row["end"]["reason"], row["steps"]) for row in report["ranks"]] == [(reason, 30)] * 2
+    details = {row["end"]["detail"] for row in report["ranks"]}
+    assert details == ({f"exited with code {code}"} if code else {""})
     found = [incident["message"] for incident in report["incidents"] if incident["kind"] == "death"]
     assert [message.split(" at ")[0][7:] for message in found] == (["exited with code 3"] if code else [])
 

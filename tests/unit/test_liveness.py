@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import Incident
@@ -393,6 +394,20 @@ def test_a_rank_whose_collective_timed_out_is_not_to_blame_for_the_hang() -> Non
     (death,) = [incident for incident in run.go(1.0) if incident.kind == "death"]
     assert death.ranks == (1,)
     assert death.message.startswith("rank 1 was stuck for 6 s, in forward, at step 40; rank 0 waited; then rank 0 died")
+
+
+def test_a_rank_that_exited_with_a_code_is_the_cause_though_it_said_that_it_had_finished() -> None:
+    """Its goodbye comes again, corrected; the other's collective has failed because of that."""
+    run = Run()
+    run.go(1.0)
+    left = bye(1, "finished", step=40)
+    left.at_ns = run.clock_ns
+    run.leave(1, left)
+    run.go(1.0)
+    run.liveness.add_bye(replace(left, by="collector", reason="lost", detail="exited with code 3"), run.received_ns)
+    run.leave(0, bye(0, "exception", detail="RuntimeError: Connection closed by peer"))
+    found = only(run.found())
+    assert found.message == "rank 1 exited with code 3 at step 40; then rank 0 ended too"
 
 
 def test_a_rank_that_exits_on_torchrun_s_sigterm_is_not_the_cause() -> None:

@@ -34,6 +34,10 @@ from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
 
+ENDS = {
+    0: End("exception", "ValueError: boom", None, 3, "", [], 0),
+    1: End("lost", "exited with code 143", None, 3, "", [], 0),
+}
 STUCK = StackGroup([1], "f", "", ["f"])
 
 
@@ -116,6 +120,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("pause", "info", "", phase="compilation", steps=3), "TORCH_LOGS=recompiles"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("lost", "", None, 3, "", [], 0)})),
          "read the exit code of rank 1 in the launcher's output; after -9, on node-a, `dmesg -T`"),
+        (Incident("death", "error", "", (1,), evidence=Evidence(ends=ENDS)), "read what rank 1 printed"),
+        (Incident("death", "error", "", (0,), evidence=Evidence(ends=ENDS)), "read the traceback of rank 0"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("killed", "SIGTERM", 15, 3, "", [], 0)})),
          "find out who sent SIGTERM: a scheduler at its time limit, or whoever ended the launcher"),
         (Incident("death", "error", "", (1,),

@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import zmq
+from msgspec import structs
 
 from ddpwatch.collector import devices, process_ends, service
 from ddpwatch.collector.attention import LEAD_STEPS
@@ -31,7 +33,7 @@ from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Listen
 from ddpwatch.wire.keys import new_key_pair
-from ddpwatch.wire.messages import Device, Hello, encode
+from ddpwatch.wire.messages import Bye, Device, EndReason, Hello, Message, encode
 from ddpwatch.wire.transport import ReceiveClock
 from tests.support.jobs import wait_for
 
@@ -303,20 +305,79 @@ def test_the_death_of_a_process_whose_name_is_no_text() -> None:
         assert process_ends._proc_state(process.pid) == ("Z", 9)
 
 
+@contextmanager
+def ending(script: str) -> Iterator[tuple[Hello, Callable[[], None]]]:
+    """A process as rank 0, and what lets it go on to its end, which nobody has asked for yet."""
+    with subprocess.Popen([sys.executable, "-c", f"import sys; sys.stdin.read(); {script}"], stdin=-1) as process:
+        about = {"host": "h", "pid": process.pid, "boot_id": boot_id(), "pid_ns": pid_namespace()}
+
+        def end() -> None:
+            assert process.stdin is not None
+            process.stdin.close()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+        yield Hello(run_id=RUN, rank=0, world_size=1, **about), end  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("code", "reason"), [(0, "finished"), (3, "lost")])
 def test_a_process_that_ends_without_a_goodbye_has_finished_if_its_exit_code_says_so(code: int, reason: str) -> None:
     """As with a job's own ``_exit`` in C, which ddpwatch does not see."""
     follows = process_ends.ProcessLiveness(zmq.Poller())
-    ends = f"import sys; sys.stdin.read(); exit({code})"
-    with subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE) as process:
-        here = {"boot_id": boot_id(), "pid_ns": pid_namespace()}
-        follows.follow(Hello(run_id=RUN, rank=0, world_size=1, host="h", pid=process.pid, **here))
-        assert process.stdin is not None
-        process.stdin.close()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with ending(f"exit({code})") as (hello, end):
+        follows.follow(hello)
+        end()
+        assert follows.corrections(set(follows.fds)) == []
         departure = follows.departures(set(follows.fds))[0]
     assert (departure.reason, departure.detail) == (reason, f"exited with code {code} without saying goodbye")
     follows.close()
+
+
+FINISHED = Bye(rank=0, by="rank", reason="finished", at_ns=5, step=7, phase="input")
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("exit(3)", "exited with code 3"),
+        ("exit()", ""),
+        ("import os; os.kill(os.getpid(), 9)", ""),  # it is the launcher that does not wait for its exit handlers
+    ],
+)
+def test_a_rank_that_says_it_has_finished_may_have_failed_all_the_same(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, ends: str, said: str
+) -> None:
+    """``sys.exit(3)``: exit handlers, such as ddpwatch's, do not know the code."""
+    published: list[Message] = []
+    monkeypatch.setattr(service, "EXIT_S", 1e9)
+    monkeypatch.setattr(collector._links, "send_up", lambda message, frame: published.append(message))
+    with ending(ends) as (hello, end):
+        for message in (hello, FINISHED):
+            collector._publish(message)
+        monkeypatch.setattr(collector, "_options", Options(run_id=RUN, world_size=1, watch_pid=os.getpid()))
+        assert (collector._liveness.pids(), collector._is_over()) == ({}, False)
+        end()
+        collector._handle_departures(set(collector._liveness.fds))
+    assert collector._is_over()
+    corrected = [structs.replace(FINISHED, by="collector", reason="lost", detail=said)] if said else []
+    assert published == [hello, FINISHED, *corrected]
+    assert collector._hub.end_reason() == ("lost" if said else "finished")
+
+
+@pytest.mark.parametrize("reason", ["finished", "exception"])
+def test_what_has_only_stopped_watching_is_not_waited_for_unless_another_rank_failed(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, reason: EndReason
+) -> None:
+    """Nor is the exit code of a process whose successor has come."""
+    monkeypatch.setattr(collector, "_options", Options(run_id=RUN, world_size=2, watch_pid=os.getpid()))
+    monkeypatch.setattr(service, "EXIT_S", 0.0)
+    monkeypatch.setattr(service, "FAILED_EXIT_S", 1e9)
+    with ending("exit(3)") as (hello, end):
+        for message in (hello, FINISHED, structs.replace(FINISHED, rank=1, reason=reason)):
+            collector._publish(message)
+        assert collector._is_over() is (reason == "finished")
+        collector._publish(structs.replace(hello, pid=os.getpid()))
+        end()
+        assert collector._liveness.corrections(set(collector._liveness.fds)) == []
 
 
 def test_receive_times_never_go_back(collector: Collector) -> None:

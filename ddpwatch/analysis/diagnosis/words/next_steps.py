@@ -316,8 +316,9 @@ def _hang(incident: Incident, places: JobPlaces) -> str:
 
 
 def _death(incident: Incident, places: JobPlaces) -> str:
-    ends = (incident.evidence.ends or {}).values()
-    if ends and not set(incident.ranks) & set(incident.evidence.ends or ()):  # others ended, as it did not come
+    all_ends = incident.evidence.ends or {}
+    ends = all_ends.values()
+    if ends and not set(incident.ranks) & set(all_ends):  # others ended, as it did not come
         return places.stack_of(incident.ranks[0])
     at = f"on {host}, " if (host := places.host_of(incident)) else ""
     oom = "`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
@@ -327,8 +328,11 @@ def _death(incident: Incident, places: JobPlaces) -> str:
         if incident.evidence.hung:  # that is why somebody ended it
             return "read the stacks of the ranks that held up the others: they are with the hang"
         return "find out who sent SIGTERM: a scheduler at its time limit, or whoever ended the launcher"
-    if any(end.reason == "lost" for end in ends):
+    lost = [all_ends[rank] for rank in incident.ranks if rank in all_ends and all_ends[rank].reason == "lost"]
+    if any(not end.detail.startswith("exited with code") for end in lost):
         return f"read the exit code of {ranks_named(incident.ranks)} in the launcher's output; after -9, {at}{oom}"
+    if lost:
+        return f"read what {ranks_named(incident.ranks)} printed last, in the job's output"
     return f"read the traceback of {ranks_named(incident.ranks)} in the job's output"
 
 
