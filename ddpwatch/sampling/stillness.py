@@ -20,10 +20,11 @@ PAUSE_STEPS: Final = 1.5  # how many steps' time a pause lasts at least
 SILENT_NS: Final = 1_500_000_000  # without a sign that comes twice a second: two are missing
 STILL_STEPS: Final = 2.0  # how many steps' time a rank may stand still where steps are long
 START_NS: Final = 60_000_000_000  # before the first step ends: libraries load, connections are made
+AWAITED_NS: Final = 7_000_000_000  # in which a rank may wait for data, or be between steps, while others wait for it
 DATA_NS: Final = 30_000_000_000  # in which all ranks may wait for data, or be between steps
 LASTING_NS: Final = 600_000_000_000  # NCCL's own patience
 _PATIENCE_NS: Final = {
-    "data": 7_000_000_000,  # in which one may wait for data while others wait for it
+    "data": AWAITED_NS,
     "save": LASTING_NS,
     "compile": LASTING_NS,
     "validation": LASTING_NS,

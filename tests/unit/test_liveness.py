@@ -507,6 +507,53 @@ def test_a_mismatch_shows_both_calls() -> None:
     assert only(run.go(1.0)).evidence.why == "elsewhere"
 
 
+C10D = f"{TORCH}/distributed/distributed_c10d.py"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "soon"),
+    [
+        ([f"{C10D} 4181 all_reduce"], [f"{C10D} 4055 broadcast"], True),
+        ([f"{C10D} 4181 all_reduce"], [f"{C10D} 4181 all_reduce"], False),
+        ([f"{C10D} 70 _object_to_tensor", f"{C10D} 90 all_gather_object"], [f"{C10D} 91 all_gather_object"], False),
+        ([f"{C10D} 2500 send"], [f"{C10D} 2600 recv"], False),
+        ([f"{C10D} 5800 new_group"], [f"{C10D} 4181 all_reduce"], False),
+        ([f"{C10D} 4181 all_reduce"], [f"{TORCH}/distributed/_functional_collectives.py 80 wait_tensor"], False),
+        ([f"{C10D} 4181 all_reduce"], [], False),
+    ],
+)
+def test_ranks_that_wait_between_steps_in_different_collectives_never_meet(
+    first: list[str], second: list[str], soon: bool
+) -> None:
+    """Even at one line."""
+    run = Run()
+    for rank, calls in enumerate((first, second)):
+        run.put(rank, "input", issued_in=[(0, 67)])
+        run.now_s += 1.0
+        stack(run, rank, *calls, f"{TORCH}/distributed/c10d_logger.py 83 wrapper", "/me/w.py 90 after")
+    assert run.go(6.0) == []
+    if not soon:
+        assert run.go(20.0) == []
+        assert only(run.go(600.0)).evidence.why == "unknown"
+        return
+    found = only(run.go(2.0))
+    assert (found.ranks, found.evidence.why) == ((), "mismatch")
+    said = "w.py:90 in after (all_reduce), rank 1 at w.py:90 in after (broadcast)"
+    assert found.message == f"ranks wait in different calls for 10 s in step 40: rank 0 at {said}"
+    run.leave(0, bye(0, "exception", detail="RuntimeError: Timed out waiting 25000ms for recv operation", step=40))
+    (death,) = [incident for incident in run.found() if incident.kind == "death"]
+    assert f" s in step 40: rank 0 at {said}; then rank 0 died of" in death.message
+
+
+def test_ranks_of_other_groups_may_be_in_other_collectives() -> None:
+    run = Run(3, {1: [0, 1], 2: [1, 2]})
+    for rank, groups in enumerate(([(1, 5)], [(1, 5), (2, 5)], [(2, 5)])):
+        run.put(rank, "input", issued_in=groups)
+        run.now_s += 1.0
+        stack(run, rank, f"{C10D} 1 {('all_reduce', 'all_reduce', 'broadcast')[rank]}", "/me/w.py 90 after")
+    assert run.go(25.0) == []
+
+
 def test_the_costliest_hangs_are_kept() -> None:
     run = Run()
     for number in range(KEEP_INCIDENTS + 4):

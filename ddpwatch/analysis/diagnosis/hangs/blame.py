@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack
-from ddpwatch.sampling.stillness import DATA_NS, LASTING_NS, START_NS, STILL_NS, Stillness
+from ddpwatch.sampling.stillness import AWAITED_NS, DATA_NS, LASTING_NS, START_NS, STILL_NS, Stillness
 from ddpwatch.wire.messages import Beat, Bye
 
 # Why ranks are blamed: they have issued fewer collectives, do something else than to wait, send nothing, have finished
@@ -78,12 +78,15 @@ class RankLife:
         """Returns whether it does not go on, or sends nothing."""
         return self.stillness.stands_still or self.silent_ns(now_ns) > 0
 
+    @property
+    def fresh_stack(self) -> CallStack | None:
+        """Its newest stack, if it was taken since the rank has been standing still."""
+        return None if self.stack is None or self.stack.at_ns < self.stillness.since_ns else self.stack
+
     def waits_for_nobody(self) -> bool:
         """Returns whether no bucket is in flight, and its stack is in no collective, as far as both can be seen."""
-        stack, beat = self.stack, self.beat
-        if stack is None or beat is None or stack.at_ns < self.stillness.since_ns:
-            return False
-        return not stack.in_collective and not beat.in_flight
+        stack, beat = self.fresh_stack, self.beat
+        return stack is not None and beat is not None and not stack.in_collective and not beat.in_flight
 
     def lasts_too_long(self, now_ns: int) -> bool:
         """Returns whether that is longer than what it does explains."""
@@ -133,7 +136,7 @@ def blame(lives: Sequence[RankLife], counts: Mapping[int, Counts], now_ns: int) 
         found = silent  # a rank that waits sends heartbeats
     found = found or _elsewhere(lives)
     if found is None:
-        return _unknown(lives, now_ns)
+        return _unknown(lives, counts, now_ns)
     why, ranks, issued = found
     if not all(life.lasts_too_long(now_ns) for life in lives if life.rank in ranks):
         return None
@@ -182,14 +185,21 @@ def _silent(lives: Sequence[RankLife], now_ns: int) -> Found | None:
     return ("silent", ranks, {}) if ranks and (len(ranks) < len(lives) or len(lives) == 1) else None
 
 
-def _unknown(lives: Sequence[RankLife], now_ns: int) -> Blame | None:
+def _unknown(lives: Sequence[RankLife], counts: Mapping[int, Counts], now_ns: int) -> Blame | None:
     """Blames nobody. Between the steps, ranks may well do things that ddpwatch does not know of."""
     if not all(life.lasts_too_long(now_ns) for life in lives):
         return None
     idle = all(life.phase in _BETWEEN_STEPS or life.activity == "data" for life in lives)
     still_ns = min(life.stillness.still_ns for life in lives)
-    if idle and (len(lives) == 1 or still_ns <= DATA_NS):
+    if idle and (len(lives) == 1 or still_ns <= (AWAITED_NS if _never_meet(lives, counts) else DATA_NS)):
         return None
     if still_ns <= LASTING_NS and all(life.phase in _BETWEEN_STEPS and life.waits_for_nobody() for life in lives):
         return None  # they generate, say
     return Blame("unknown", (), tuple(life.rank for life in lives))
+
+
+def _never_meet(lives: Sequence[RankLife], counts: Mapping[int, Counts]) -> bool:
+    """Returns whether all ranks of the same groups wait in collectives, and not all in the same one."""
+    called = {"" if life.fresh_stack is None else life.fresh_stack.collective for life in lives}
+    groups = {frozenset(counts[life.rank]) for life in lives}
+    return "" not in called and len(called) > 1 and len(groups) == 1 and frozenset() not in groups

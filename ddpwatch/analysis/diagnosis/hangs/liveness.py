@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife, blame, counts_of
-from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack, grouped
+from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack, grouped, told_apart
 from ddpwatch.analysis.diagnosis.hangs.sentences import death_message, hang_message, mismatch_message, past_hang_message
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup, end_of
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
@@ -367,13 +367,15 @@ class RankLiveness:
 
         Of a hang that is nobody's, any two.
         """
-        stacks = {rank: stack.site for rank, stack in self._fresh((*blamed.ranks[:1], *blamed.waiting))}
+        stacks = dict(self._fresh((*blamed.ranks[:1], *blamed.waiting)))
         if blamed.ranks:
             waiting = next((rank for rank in blamed.waiting if rank in stacks), None)
-            return {rank: stacks[rank] for rank in (blamed.ranks[0], waiting) if rank in stacks}
+            return told_apart({rank: stacks[rank] for rank in (blamed.ranks[0], waiting) if rank in stacks})
         first = next(iter(stacks), None)
-        other = next((rank for rank, site in stacks.items() if first is not None and site != stacks[first]), None)
-        return {rank: stacks[rank] for rank in (first, other) if rank is not None}
+        other = next(
+            (rank for rank, stack in stacks.items() if first is not None and stack.differs(stacks[first])), None
+        )
+        return told_apart({rank: stacks[rank] for rank in (first, other) if rank is not None})
 
     def _mismatch(self, blamed: Blame, sites: Mapping[int, str]) -> str:
         """Says that both ranks wait in different calls; "" if they do not."""
@@ -399,9 +401,9 @@ class RankLiveness:
     def _fresh(self, ranks: Iterable[int]) -> Iterator[tuple[int, CallStack]]:
         """Yields the stacks that ranks have taken since they have been standing still."""
         for rank in ranks:
-            life = self._lives[rank]
-            if life.stack is not None and life.stack.at_ns >= life.stillness.since_ns:
-                yield rank, life.stack
+            stack = self._lives[rank].fresh_stack
+            if stack is not None:
+                yield rank, stack
 
     def _waited_for(self, dead: RankLife) -> int:
         """Returns the rank-time of all others after a death, unless they train on."""
