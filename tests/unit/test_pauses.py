@@ -389,10 +389,12 @@ class TestRhythms:
             (rhythm,) = [one for one in found if one.ranks]
             assert (rhythm.period, rhythm.cost_ns) == (50, (1800 + 700 * (steps == 4)) * MS)
 
-    @pytest.mark.parametrize(("every", "kind"), [(50, "pause"), (1, "straggler")])
-    def test_a_rank_that_is_late_only_when_it_pauses_is_not_late_besides(self, every, kind):
+    @pytest.mark.parametrize(
+        ("every", "now_and_then", "kind"), [(50, 0, "pause"), (25, 20, "pause"), (1, 0, "straggler")]
+    )
+    def test_a_rank_that_is_late_only_when_it_pauses_is_not_late_besides(self, every, now_and_then, kind):
         """Three uploads in watched steps were late steps; those in bare ones were lost in these."""
-        late = [(0, 600 if n and not n % every else 0) for n in range(240)]
+        late = [(0, 600 if n and not n % every else now_and_then * (n in (1, 11, 44, 63))) for n in range(240)]
         (found,) = late_ones(incidents(late))
         assert (found.kind, found.ranks, found.cost_ns) == (kind, (1,), pytest.approx(239 // every * 600 * MS, rel=0.1))
         assert found.period == (every if every > 1 else None)

@@ -165,6 +165,10 @@ class Diagnosis:
                 late.add_split(split)
                 late.add_facts(facts)
             self._end({late.streak.rank for _, late in started})
+            for (watch, rank), late in list(self._late.items()):
+                if across.counted and self._pauses.are_all_of(late.streak):  # as it turns out by now
+                    self._groups[watch].dismiss(late.streak)
+                    del self._late[watch, rank]
         for watch, late in started:
             if self._pauses.are_all_of(late.streak):
                 self._groups[watch].dismiss(late.streak)

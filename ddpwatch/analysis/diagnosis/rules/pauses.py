@@ -116,10 +116,13 @@ class Pauses:
         self._fresh = deque(filter(stays, self._fresh), maxlen=KEEP_PAUSES)
 
     def are_all_of(self, streak: Streak) -> bool:
-        """Returns whether all late steps of a rank but the newest are pauses, and its others on time."""
-        found = {step for pause in self._known() if pause.ranks == (streak.rank,) for step in pause.starts}
-        before = streak.struck[:-1]
-        return bool(before) and not streak.constant and found.issuperset(before)
+        """Returns whether a rank is late where it pauses, in most of its late steps but the newest, and rarely else."""
+        own = [pause for pause in (*self._found, *self._fresh) if pause.ranks == (streak.rank,)]
+        if streak.constant or not own:
+            return False
+        paused = {step for pause in own if pause.is_like(streak.typical_ns) for step in pause.starts}
+        before = set(streak.struck[:-1])
+        return bool(before) and 2 * len(before & paused) >= len(before)
 
     def incidents(self) -> list[Incident]:
         """Returns all that were found."""

@@ -152,7 +152,7 @@ class Pause:
         """True if it comes again and again, by the job's own doing."""
         return self.times > REGULAR_AFTER and not self.denied
 
-    def is_like(self, ns: int) -> bool:
+    def is_like(self, ns: float) -> bool:
         """Returns whether one of that length is one of it: short ones and long ones recur by themselves."""
         mean = self.excess_ns / self.count if self.count else ns
         return mean / ALIKE <= ns <= ALIKE * mean
