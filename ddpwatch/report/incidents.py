@@ -21,9 +21,12 @@ ANY = "any"
 
 
 def shown(incidents: Sequence[IncidentFigures]) -> tuple[Sequence[IncidentFigures], str]:
-    """Returns the worst incidents, and how many more there are; "" for none."""
-    more = len(incidents) - MOST_INCIDENTS
-    return incidents[:MOST_INCIDENTS], f"… {more} more" if more > 0 else ""
+    """Returns the worst incidents, and how many more there are; "" for none. Infos that cost nothing are counted."""
+    costly = [one for one in incidents if one.severity != "info" or one.share is None or one.share >= LEAST_SHARE]
+    more, trifles = max(0, len(costly) - MOST_INCIDENTS), len(incidents) - len(costly)
+    told = [f"{more} more"] if more else []
+    told += [f"{trifles} {'' if told else 'more, '}of no cost worth a figure"] if trifles else []
+    return costly[:MOST_INCIDENTS], f"… {'; '.join(told)}" if told else ""
 
 
 def named(kind: Kind, message: str) -> str:

@@ -216,6 +216,14 @@ def test_only_the_worst_incidents_are_listed(report: Report) -> None:
     assert render_report(many).count("rank 1: straggler") == MOST_INCIDENTS
     assert "… 3 more" in render_report(many)
     assert "… 3 more" in render_markdown(many)
+    trifles = [row("pause", severity, share=0.0001) for severity in ("info", "info", "warning")]
+    for incidents, ends in (
+        (trifles, "… 2 more, of no cost worth a figure"),
+        ([*many.incidents, *trifles], "… 4 more; 2 of no cost worth a figure"),
+    ):
+        text = render_report(replace(report, incidents=incidents))
+        assert ends in text
+        assert "[info] pause" not in text
 
 
 def test_notes_are_what_is_no_incident(report: Report) -> None:
