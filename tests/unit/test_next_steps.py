@@ -199,6 +199,7 @@ def test_what_hides_transfers_depends_on_the_wrapper_whatever_else_is_called(
         ("train.py:31", "async_op=True"),
         ("deepspeed DeepSpeedEngine.allreduce_bucket", "options of deepspeed that"),
         ("tensor.placement_types Partial._reduce_value", "among fewer ranks"),
+        ("fsdp._flat_param FlatParamHandle._all_gather_flat_param", "forward_prefetch=True"),
         ("pipelining.schedules _batch_p2p", "more micro-batches per step"),
         ("backward", "async_op=True"),
     ],

@@ -33,6 +33,7 @@ _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
 }
 _BY_MODULE: Final = {  # what issues collectives within torch, by the start of its places' names
     "pipelining.": "give the pipeline more micro-batches per step, or stages that take as long: see the timeline",
+    "fsdp.": "prefetch earlier (forward_prefetch=True), or wrap larger blocks: see the timeline",
     "tensor.": "share a layer among fewer ranks, or hide more by larger batches: see the timeline",
 }
 _OF_NOBODY: Final = ("backward", "unknown", "other")  # names of places that say nothing of who issues
