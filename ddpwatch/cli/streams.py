@@ -55,13 +55,12 @@ def prepare() -> None:
 
 
 def _over(stream: io.TextIOWrapper, kind: type[io.TextIOWrapper], must_arrive: bool) -> io.TextIOWrapper:
-    """Returns a stream with the descriptor, the encoding and the buffering of another one."""
+    """Returns a stream with the descriptor and the encoding of another one; an unbuffered one goes line by line."""
     return kind(
         io.BufferedWriter(_Descriptor(stream.fileno(), must_arrive)),
         encoding=stream.encoding,
         errors="replace",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
+        line_buffering=stream.line_buffering or stream.write_through,
     )
 
 

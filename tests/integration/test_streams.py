@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpwatch.cli import streams
 from tests.support.jobs import DDPWATCH, PATIENCE_S, ddpwatch
 from tests.support.runs import record, run_of
 
@@ -145,3 +147,11 @@ def test_the_dashboard_does_not_draw_into_a_file(recording: Path, tmp_path: Path
     os.close(ours)
     assert b"what stands out" in shown
     assert (tmp_path / "log").read_text() == "ddpwatch: no dashboard, since stderr is not the terminal: lines instead\n"
+
+
+def test_what_python_does_not_buffer_arrives_line_by_line(tmp_path: Path) -> None:
+    """With PYTHONUNBUFFERED, as in many containers: what a run says would come after its job."""
+    with io.TextIOWrapper((tmp_path / "said").open("wb", buffering=0), write_through=True) as unbuffered:  # type: ignore[arg-type]
+        said = streams._over(unbuffered, io.TextIOWrapper, must_arrive=True)
+        print("the job goes on", file=said)
+        assert (tmp_path / "said").read_text() == "the job goes on\n"
