@@ -138,6 +138,10 @@ class Launch:
             self._ender.start()
             self.terminated.set()
 
+    def interrupt(self) -> None:
+        """Does what the terminal does at Ctrl-C, which signals its foreground process group."""
+        os.killpg(0, signal.SIGINT)
+
     def wait_for(self, event: threading.Event, seconds: float) -> None:
         """Waits for an event, at most for so long. A signal that would end the job ends the wait."""
         until = time.monotonic() + seconds
@@ -242,7 +246,8 @@ class Launch:
             if over.is_set():
                 return
             from_kernel = info.si_code > 0  # that is, from the terminal: to all of its foreground process group
-            if not (from_kernel and info.si_signo in KEYS):
+            to_all = from_kernel or info.si_pid == os.getpid()  # by `interrupt`
+            if not (to_all and info.si_signo in KEYS):
                 with contextlib.suppress(PermissionError):  # the job is another user's, by sudo
                     process.send_signal(info.si_signo)
             if info.si_signo in TERMINATING:
@@ -354,7 +359,9 @@ def run_with_dashboard(
         watched: list[RunInfo] = []
         left = ""
         try:
-            spec = partial(AttachSpec, job=launch.command, output=output.buffer, why=launch.why)
+            spec = partial(
+                AttachSpec, job=launch.command, output=output.buffer, interrupt=launch.interrupt, why=launch.why
+            )
             left = run_dashboard(spec(list_runs=runs, open_source=partial(LiveSource, budget_ppm=budget_ppm)))
         except JobOverError:
             pass

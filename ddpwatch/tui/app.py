@@ -27,6 +27,7 @@ from ddpwatch.tui.bottom_bar import BAR_CSS, HEIGHTS, WIDTHS, BottomBar, bar_var
 from ddpwatch.tui.explaining import Explaining
 from ddpwatch.tui.feed import AttachSpec, FeedSpec, LiveFeed, ReplayFeed, ReplaySpec, open_feed
 from ddpwatch.tui.feed import events as posted
+from ddpwatch.tui.interrupts import Interrupt, let_keys_interrupt
 from ddpwatch.tui.keys import COMMANDS, LIVE_ONLY, NAVIGATION, REPLAY_ONLY
 from ddpwatch.tui.models.overview import Link
 from ddpwatch.tui.models.rank_filter import HELP as FILTER_HELP
@@ -93,6 +94,9 @@ class DashboardApp(App[int]):
         self.views = Views(self.session, self.settings.timeline_seconds, self.show_step)
         self.view: RunView = next(view for view in self.views if view.id == self.settings.view)
         self.failure: Exception | None = None
+        self._interrupt_job = spec.interrupt if isinstance(spec, AttachSpec) else None
+        self._interrupts = 0  # on their way here
+        self._leaving = False
         self._clock = clock
         self._wall = wall
         self._ticking = ticking
@@ -390,6 +394,29 @@ class DashboardApp(App[int]):
     async def action_quit(self) -> None:
         """Leaves at once."""
         self.exit(0)
+
+    def action_interrupt(self) -> None:
+        """Leaves by Ctrl-C; it is the job's if the dashboard is already closing."""
+        if not self._leaving:
+            self._interrupts += 1
+            (self.focused or self.screen).post_message(Interrupt())
+        elif self._interrupt_job is not None:
+            self._interrupt_job()
+
+    def on_interrupt(self) -> None:
+        """Leaves, unless a key that was pressed before did so."""
+        self._interrupts -= 1
+        if not self._leaving:
+            self.exit(0)
+
+    def exit(self, *arguments: Any, **options: Any) -> None:
+        """Leaves. Whoever presses Ctrl-C from then on, while the dashboard closes, means the job."""
+        if self._interrupt_job is not None and not self._leaving:
+            let_keys_interrupt()
+            if self._interrupts:
+                self._interrupt_job()
+        self._leaving = True
+        super().exit(*arguments, **options)
 
     def action_copy(self) -> None:
         """Copies the verdict, or the log's line, by the terminal's own means (OSC 52)."""

@@ -46,7 +46,7 @@ NAVIGATION = (
     Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
     hidden("right,l,right_square_bracket", "step(1)", "Next step"),
     *(hidden(key, f"view('{key}')", view.NAME) for key, view in VIEWS.items()),
-    hidden("ctrl+c", "quit", "Quit", priority=True),
+    hidden("ctrl+c", "interrupt", "Quit", priority=True),
     hidden("pagedown", "scroll(10)", "Page down"),
     hidden("pageup", "scroll(-10)", "Page up"),
     hidden("colon,ctrl+p", "command_palette", "All commands"),

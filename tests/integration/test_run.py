@@ -177,6 +177,17 @@ def test_a_dashboard_passes_signals_on_and_closes_with_the_job(run_directory: Pa
         assert process.wait() == 7
 
 
+def test_ctrl_c_reaches_the_job_once_the_dashboard_was_told_to_close(run_directory: Path) -> None:
+    """Both keys are there at once: the dashboard cannot have given the terminal back in between."""
+    job = "from signal import *; pthread_sigmask(0, {2}); print('ready', flush=True); sigwait({2}); exit(7)"
+    with _at_a_terminal(*DDPWATCH, "run", "--", sys.executable, "-c", job) as (process, terminal):
+        wait_for(lambda: [log for log in run_directory.rglob("*.out") if log.read_text()], "the job is ready")
+        _read_until(terminal, "waiting for a run")
+        os.write(terminal, b"q\x03")
+        _read_until(terminal, "the job's output is in")
+        assert process.wait() == 7
+
+
 def test_a_job_that_survives_its_terminal_goes_on_printing(run_directory: Path, tmp_path: Path) -> None:
     job = (
         "import os, signal, sys, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); parent = os.getppid()\n"

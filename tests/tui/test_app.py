@@ -1,4 +1,5 @@
 import threading
+from functools import partial
 
 import pytest
 from textual import events
@@ -264,6 +265,20 @@ class TestQuit:
             await pilot.press(key, "ctrl+c")
             await pilot.pause()
             assert not app.is_running or app._exit
+
+    @pytest.mark.parametrize(
+        ("keys", "interrupted"), [(["q"], 0), (["ctrl+c"], 0), (["q", "ctrl+c"], 1), (["ctrl+c", "q", "ctrl+c"], 1)]
+    )
+    async def test_ctrl_c_after_q_is_the_jobs(self, keys, interrupted):
+        jobs, calls = FakeJobs("run-1"), []
+        app = live_app(jobs, interrupt=partial(calls.append, "interrupted"))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, jobs)
+            for key in keys:  # all of them before the app takes the first
+                app.post_message(events.Key(key, None))
+            await until(pilot, lambda: app._exit)
+        assert len(calls) == interrupted
+        assert app.return_code == 0
 
     async def test_a_feed_that_breaks_ends_the_app_with_its_error(self):
         class Broken(FrameList):

@@ -34,6 +34,7 @@ class AttachSpec:
     Attributes:
         job: The job's command line, if ddpwatch launched it.
         output: What that job prints.
+        interrupt: Does to that job what Ctrl-C at its terminal does, for one that was read as a key.
         why: Why nothing of it is watched so far.
         list_ended: Small recordings of ended runs, newest first. The newest is shown until a run starts.
     """
@@ -42,6 +43,7 @@ class AttachSpec:
     endpoint: str | None = None
     job: str = ""
     output: OutputBuffer | None = None
+    interrupt: Callable[[], object] | None = None
     why: Callable[[], Why] = Why
     list_ended: Callable[[], list[Path]] = list
     open_source: Callable[[str], Source] = LiveSource
