@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import nlargest
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 from ddpwatch.collector.host_counters import PROC, processes, stat_of
 from ddpwatch.common.units import NS_PER_S
+from ddpwatch.run.regular import read_counters
 from ddpwatch.wire.messages import MOST_BUSY, BusyProcess, Device, RankSample
 
 EVERY_NS = 10_000_000_000  # after the first look: 12 µs a process
 MOST_PROCESSES = 4096  # read in one look
-_UTIME = 11  # in /proc/PID/stat, of the fields after the name
+_PARENT, _UTIME = 1, 11  # in /proc/PID/stat, of the fields after the name
+_COMMAND = 6  # of a command line: what is run is among the first, with Python and its options
 
 
 class BusyProcesses:
@@ -30,7 +32,7 @@ class BusyProcesses:
         self._at_ns = self._due_ns = 0
 
     def sample(self, is_short: bool, now_ns: int) -> list[BusyProcess]:
-        """Returns the busiest since the last look; empty where none is due, or nothing is short.
+        """Returns the busiest since the last look but ddpwatch's own; empty where none is due, or nothing is short.
 
         Args:
             is_short: Whether somebody waits for a core.
@@ -49,7 +51,15 @@ class BusyProcesses:
             for pid, (name, now) in self._before.items()
             if pid in before and now > before[pid][1]
         ]
-        return nlargest(MOST_BUSY, used, key=lambda process: process.cpu)
+        used.sort(key=attrgetter("cpu"), reverse=True)
+        return list(islice((process for process in used if not self._is_own(process.pid)), MOST_BUSY))
+
+    def _is_own(self, pid: int) -> bool:
+        """Returns whether a process is this collector, a child of it, a viewer, or another node's collector here."""
+        if pid == os.getpid() or stat_of(self._proc, str(pid))[1][_PARENT : _PARENT + 1] == [b"%d" % os.getpid()]:
+            return True
+        command = read_counters(f"{self._proc}/{pid}/cmdline").split(b"\0")[:_COMMAND]
+        return any(word.rpartition(b"/")[2].partition(b".")[0] == b"ddpwatch" for word in command)
 
     def _times(self) -> Iterator[tuple[int, tuple[str, int]]]:
         """Yields the name and the ticks of CPU time of each process."""

@@ -78,6 +78,30 @@ def test_a_rank_that_waits_for_a_core_is_starved() -> None:
     assert cause.evidence.before == 0.0
 
 
+@pytest.mark.parametrize(("share", "explains"), [(0.0, True), (0.75, True), (0.77, False)])
+def test_a_shortage_is_a_cause_if_it_explains_half_of_what_an_incident_takes(share: float, explains: bool) -> None:
+    """A rank's wait for data took 44 of 89 ms, of which it waited 7 ms for a core: that was said to be why."""
+    took = FAULT[0] * SECOND, FAULT[1] * SECOND, share
+    waits = starved([0.38, 0.01, 0.0])
+    assert (waits.cause(0, *took) is not None) is explains
+    assert (starved([0.38] * 3).cause(None, *took) is not None) is explains
+    assert (waits.cause_among([0, 1], *took) is not None) is explains
+    assert (hosts({"steal": 38.0}, {"steal": 0.0}).cause(0, *took) is not None) is explains
+    assert hosts({"net_rx_drops_s": 340.0}, {"net_rx_drops_s": 0.0}).cause(0, *took) is not None  # no share of time
+
+
+def test_where_cores_are_short_for_all_the_ranks_own_waits_say_how_much() -> None:
+    full = {"cpu_pressure": 93.0}, {"cpu_pressure": 0.0}
+    took = FAULT[0] * SECOND, FAULT[1] * SECOND
+    for wait, share, expected in ((0.1, 0.2, "waited 10 %"), (0.04, 0.1, ""), (0.045, 0.08, "some thread waited")):
+        causes = hosts(*full)
+        for second in range(1, FAULT[1] + 1):
+            causes.add_rank_sample(waiting(0, second, wait if second > FAULT[0] else 0.0))
+        cause = causes.cause(None, *took, share)
+        assert expected in ("" if cause is None else cause.text)
+        assert (cause is None) == (not expected)
+
+
 def test_ranks_that_all_wait_are_not_late_for_that_but_slow() -> None:
     causes = starved([0.45] * 4, before=0.45)
     assert text(causes, 0) == ""

@@ -57,9 +57,17 @@ def test_the_busiest_processes_are_looked_for_while_cores_are_short(tmp_path: Pa
     used(tmp_path, 4, "a) (4", 100 + 10 * hz)
     assert processes.sample(True, 13 * SECOND) == []  # so soon
     assert [one.pid for one in processes.sample(True, 30 * SECOND)] == [4]
+    own = {6: "python\0-c\0run\0/a\0ddpwatch.collector\0r", 7: "/venv/bin/python\0/venv/bin/ddpwatch\0attach"}
+    write(tmp_path, {f"{pid}/cmdline": command for pid, command in {**own, 4: "python\0train.py"}.items()})
+    for pid in (4, os.getpid(), *own):
+        used(tmp_path, pid, "python", 100 + 12 * hz)
+    assert processes.sample(True, 40 * SECOND) != []  # a reference for those that are new
+    for pid in (4, os.getpid(), *own):
+        used(tmp_path, pid, "python", 100 + 15 * hz)
+    assert [one.pid for one in processes.sample(True, 51 * SECOND)] == [4]  # and none of ddpwatch's own
     used(tmp_path, 4, "a) (4", 100 + 20 * hz)
-    assert processes.sample(False, 50 * SECOND) == []
-    assert processes.sample(True, 51 * SECOND) == []  # a new reference
+    assert processes.sample(False, 60 * SECOND) == []
+    assert processes.sample(True, 61 * SECOND) == []  # a new reference
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def starved(rank: int, at_ns: int, is_slow: bool) -> tuple[Device | None, RankSa
 def full(rank: int, at_ns: int, is_slow: bool) -> tuple[Device | None, RankSample | None]:
     """A host on which threads wait for cores while steps are slow: other threads of a rank than those before."""
     sample = RankSample(
-        rank=rank, at_ns=at_ns, span_ns=SECOND, wait_ns=SECOND // 8, run_ns=SECOND // (2 if is_slow else 12)
+        rank=rank, at_ns=at_ns, span_ns=SECOND, wait_ns=SECOND // 6, run_ns=SECOND // (2 if is_slow else 12)
     )
     return Device(host="a", kind="cpu", at_ns=at_ns, cpu_pressure=97.0 if is_slow else 23.0), sample
 

@@ -337,7 +337,9 @@ class Diagnosis:
         known = self._causes.get(key)
         if known is None or self._now_ns - known[0] >= LOOK_AGAIN_NS:
             span = late.streak.rank, late.start_ns, late.end_ns
-            found = self._devices.cause(*span) or (self._devices.workers(*span) if phase == "data" else None)
+            found = self._devices.cause(*span, late.gain or 0.0)
+            if found is None and phase == "data":
+                found = self._devices.workers(*span)
             known = self._causes[key] = (self._now_ns, found)
             if len(self._causes) > KEEP_INCIDENTS:
                 del self._causes[next(iter(self._causes))]

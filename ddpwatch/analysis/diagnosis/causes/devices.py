@@ -17,6 +17,7 @@ from msgspec.structs import replace as replace_fields
 
 from ddpwatch.analysis.clock_error import Shifts
 from ddpwatch.analysis.diagnosis.causes.device_signals import (
+    CPU_PRESSURE,
     DENIED,
     GPU_FIELDS,
     GPU_SIGNALS,
@@ -26,6 +27,7 @@ from ddpwatch.analysis.diagnosis.causes.device_signals import (
     RANK_FIELDS,
     RANK_SIGNALS,
     READY,
+    SHORTAGES,
     STARVED,
     Columns,
     Row,
@@ -130,7 +132,7 @@ class DeviceCauses:
         if mark.workers and mark.end_ns is not None:
             self._waits.add_sample(mark.rank, self._host_of(mark.rank), mark.end_ns, [float(mark.ready)])
 
-    def cause(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
+    def cause(self, rank: int | None, start_ns: int, end_ns: int, share: float = 0.0) -> DeviceCause | None:
         """Returns what was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
 
         Samples come once a second, each after the time that it describes: ask again if ``end_ns`` is less than two
@@ -140,9 +142,11 @@ class DeviceCauses:
             rank: Who was late; None if all ranks were slow.
             start_ns: From when on, on the time line.
             end_ns: Until when.
+            share: What it took of that time: a shortage has to explain half of it.
         """
         window = _Window(start_ns, end_ns, self._offsets)
-        found = sorted(self._of_all(window) if rank is None else self._of(rank, window), key=lambda each: -each.weight)
+        seen = self._of_all(window) if rank is None else self._of(rank, window)
+        found = sorted((each for each in seen if self._explains(each, share, window)), key=lambda each: -each.weight)
         if not found:
             return None
         process = {} if rank is None else _known(self._ranks.now(rank, window))
@@ -167,21 +171,23 @@ class DeviceCauses:
         )
         return DeviceCause(text, figures)
 
-    def cause_among(self, ranks: Sequence[int], start_ns: int, end_ns: int) -> DeviceCause | None:
+    def cause_among(self, ranks: Sequence[int], start_ns: int, end_ns: int, share: float) -> DeviceCause | None:
         """Returns what made the collectives of some ranks slower than before: on all ranks, or else on one of these.
 
         Args:
             ranks: The collectives' group; empty for all ranks.
             start_ns: From when on, as for `cause`.
             end_ns: Until when.
+            share: What they took longer, of that time.
         """
-        if (common := self.cause(None, start_ns, end_ns)) is not None:
+        if (common := self.cause(None, start_ns, end_ns, share)) is not None:
             return common
         window = _Window(start_ns, end_ns, self._offsets)
         asked = _spread(ranks or list(self.placement.hosts))
         found = [(each, rank) for rank in asked for each in self._of(rank, window)]
         changed = [(each, rank) for each, rank in found if each.is_worse_than_before]
-        worst = max(changed, key=lambda pair: pair[0].weight, default=None)
+        able = [(each, rank) for each, rank in changed if self._explains(each, share, window)]
+        worst = max(able, key=lambda pair: pair[0].weight, default=None)
         if worst is None:
             return None
         each, rank = worst
@@ -211,9 +217,22 @@ class DeviceCauses:
         yield from self._hosts.causes_of(host, self._hosts.past, signals, window)
 
     def _of_all(self, window: _Window) -> Iterator[_Found]:
-        yield from self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window)
+        own_waits = list(self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window))
+        yield from own_waits
         yield from self._gpus.causes_of_all(self._gpus_in_use(), GPU_SIGNALS, window)
-        yield from self._hosts.causes_of_all(self._hosts.past, HOST_WIDE, window)
+        signals = HOST_SIGNALS if own_waits else HOST_WIDE
+        yield from self._hosts.causes_of_all(self._hosts.past, signals, window)
+
+    def _explains(self, found: _Found, share: float, window: _Window) -> bool:
+        """Returns whether it explains what took that share of the time: if it is a shortage, half of it.
+
+        Of the time in which some process waited for a core, that is what ranks waited, where it is known.
+        """
+        if found.signal.name not in SHORTAGES:
+            return True
+        waits = (self._ranks.now(rank, window)["wait"] for rank in _spread(list(self._ranks.past)))
+        own = p50(waits) if found.signal is CPU_PRESSURE else None
+        return 2 * (found.value if own is None else own) >= share
 
     def _busy_on(self, found: _Found, window: _Window) -> list[BusyProcess] | None:
         """Returns which processes had the cores that were short; of several hosts that are alike, none."""

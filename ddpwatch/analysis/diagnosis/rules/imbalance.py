@@ -72,10 +72,9 @@ class Imbalance:
         return because(spell.incident("imbalance", "info", message, "", is_open), self._cause(spell))
 
     def _cause(self, spell: Spell) -> DeviceCause | None:
-        """Returns what denied the ranks their cores meanwhile, if that is half of it."""
-        cause = spell.cause_by(partial(self._devices.cause, None))
-        denied = cause is not None and cause.evidence.cause in SHORTAGES and 2 * cause.evidence.value >= spell.share
-        return cause if denied else None
+        """Returns what denied the ranks their cores meanwhile: nothing else makes them late by turns."""
+        cause = spell.cause_by(partial(self._devices.cause, None, share=spell.share))
+        return cause if cause is not None and cause.evidence.cause in SHORTAGES else None
 
 
 def imbalance_sentence(share: float, is_open: bool) -> str:

@@ -129,6 +129,16 @@ class Spell:
         """The account's share of a step."""
         return self.cost_ns / self.span_ns if self.span_ns else 0.0
 
+    @property
+    def longer(self) -> float:
+        """By how much a step is longer than usual, as a share of that, where the account has what is longer."""
+        return self.cost_ns / self.count / self.usual if self.count and self.usual else 0.0
+
+    @property
+    def gain(self) -> float:
+        """By how much a step would be shorter, as a share of what it takes."""
+        return 1 - 1 / (1 + self.longer)
+
     def add_split(self, split: StepSplit, ns: int) -> None:
         """Counts a step, and what the account has of it."""
         self.count += 1

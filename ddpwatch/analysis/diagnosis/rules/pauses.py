@@ -283,11 +283,10 @@ class Pauses:
     def _explain(self, pause: Pause) -> None:
         """Looks up what devices did meanwhile."""
         rank = pause.ranks[0] if pause.ranks else None
-        pause.device = self._devices.cause(rank, *pause.span_ns)
         denied = self._devices.denied(rank, *pause.span_ns, pause.excess_ns)
         pause.denied = denied.ns >= DENIED_SHARE * pause.excess_ns
-        if pause.denied and pause.device is None:
-            pause.device = denied
+        share = 0.0 if pause.denied else 1.0  # of its own time, it takes all
+        pause.device = self._devices.cause(rank, *pause.span_ns, share) or (denied if pause.denied else None)
         pause.incident = None
 
     def _settle(self, pause: Pause) -> None:

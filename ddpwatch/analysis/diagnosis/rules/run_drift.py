@@ -103,8 +103,9 @@ class RunDrift:
 
     def _incident(self, blocks: Sequence[_StepBlock], since: int, now_ns: int) -> Incident:
         # What makes a run slower and slower is worse in the second half than before it.
-        cause = self._devices.cause(None, blocks[len(blocks) // 2].start_ns, now_ns)
         base = _base(blocks)
+        gain = 1 - base / blocks[-1].ns
+        cause = self._devices.cause(None, blocks[len(blocks) // 2].start_ns, now_ns, gain)
         growth = blocks[-1].ns / base - 1
         incident = Incident(
             kind="drift",
@@ -114,7 +115,7 @@ class RunDrift:
             until_step=blocks[-1].last,
             steps=len(blocks) * self._gathered.size,
             cost_ns=int(_excess(blocks, base)),
-            gain=1 - base / blocks[-1].ns,
+            gain=gain,
             open=True,
             evidence=Evidence(growth=growth),
         )

@@ -59,7 +59,8 @@ class SlowDevice(Spells):
 
     def _cause(self, start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what devices show that was not there before."""
-        cause = self._devices.cause(None, start_ns, end_ns)
+        gain = 0.0 if self.lasting is None else self.lasting.gain
+        cause = self._devices.cause(None, start_ns, end_ns, gain)
         return None if cause is None or cause.evidence.before is None else cause
 
     def incidents(self) -> list[Incident]:
@@ -67,11 +68,11 @@ class SlowDevice(Spells):
         return [self._incident(spell, is_open) for spell, is_open in self.spells() if spell.cause or spell.phase]
 
     def _incident(self, spell: Spell, is_open: bool) -> Incident:
-        cause, longer = spell.cause, spell.cost_ns / spell.count / spell.usual
+        cause, longer = spell.cause, spell.longer
         severity: Severity = "info" if cause is None or cause.evidence.cause in SHORTAGES else "warning"
         sentence = _sentence(longer, is_open or spell.is_normal, "" if cause else spell.phase)
         incident = spell.incident("slow_device", severity, sentence, "" if cause else spell.phase, is_open)
-        incident = replace(incident, gain=1 - 1 / (1 + longer), evidence=Evidence(longer=longer))
+        incident = replace(incident, gain=spell.gain, evidence=Evidence(longer=longer))
         return because(incident, cause)
 
 

@@ -98,7 +98,7 @@ class SlowLink(Spells):
         return [*self._ended, *([] if self.lasting is None else [self._incident(self.lasting, is_open=True)])]
 
     def _cause(self, start_ns: int, end_ns: int) -> DeviceCause | None:
-        return self._devices.cause_among(self._among, start_ns, end_ns)
+        return self._devices.cause_among(self._among, start_ns, end_ns, self.lasting.share if self.lasting else 0.0)
 
     def _incident(self, spell: Spell, is_open: bool) -> Incident:
         slowest = max(self._slow.values(), key=lambda one: one.slower)

@@ -299,8 +299,11 @@ def _pause(incident: Incident, places: JobPlaces) -> str:
 
 
 def _imbalance(incident: Incident, places: JobPlaces) -> str:
-    lengths = f"{_LENGTHS}; or compare the ranks' batch sizes"
-    return f"{text}; else {lengths}" if (text := _device(incident, places)) else lengths
+    lengths, text = f"{_LENGTHS}; or compare the ranks' batch sizes", _device(incident, places)
+    device, share = incident.evidence.device, incident.evidence.share_of_step or 0.0
+    if isinstance(device, DeviceFigures) and device.value < share:  # it explains a part
+        return f"{lengths}; also, {text}"
+    return f"{text}; else {lengths}" if text else lengths
 
 
 def _link(incident: Incident, places: JobPlaces) -> str:
