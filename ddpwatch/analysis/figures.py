@@ -229,6 +229,7 @@ class VerdictFigures(Figures, frozen=True):
     kind: str
     severity: str
     text: str
+    next_step: str = ""
 
 
 class OffFigures(Figures, frozen=True):

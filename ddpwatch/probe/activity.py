@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from ddpwatch.probe.calls import Place, SeenCalls, innermost
 from ddpwatch.probe.guard import Guard, is_the_jobs
-from ddpwatch.wire.messages import Feature, Mark
+from ddpwatch.wire.messages import WORKERS_START, Feature, Mark
 
 MIN_WAIT_NS = 5_000_000  # for a mark
 OnWait = Callable[["weakref.ref[Any]", int, int, bool], None]
@@ -80,7 +80,7 @@ class ActivityMonitor:
 
     def _see_all(self) -> None:
         self._see("data", "waiting for data", (_BaseDataLoaderIter, "__next__"), names=["self"])
-        self._see("data", "starting workers", (_MultiProcessingDataLoaderIter, "__init__"), names=["self"])
+        self._see("data", WORKERS_START, (_MultiProcessingDataLoaderIter, "__init__"), names=["self"])
         self._see("data", "stopping workers", (_MultiProcessingDataLoaderIter, "_shutdown_workers"), names=["self"])
         self._see("save", "torch.save", (torch.serialization, "save"), (torch, "save"))
         for module, name in SAVERS:

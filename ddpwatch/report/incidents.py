@@ -29,6 +29,12 @@ def shown(incidents: Sequence[IncidentFigures]) -> tuple[Sequence[IncidentFigure
     return costly[:MOST_INCIDENTS], f"… {'; '.join(told)}" if told else ""
 
 
+def advice(report: Report, listed: Sequence[IncidentFigures]) -> str:
+    """Returns what to do about the verdict, unless an incident that is listed says that; "" if there is nothing."""
+    found = report.verdict.next_step
+    return "" if found in [row.next_step for row in listed] else found
+
+
 def named(kind: Kind, message: str) -> str:
     """Returns what happened, after what kind of incident it is, unless its first words say that."""
     name = KINDS[kind].name

@@ -54,6 +54,8 @@ def _lost(report: Report) -> list[str]:
 def _incidents(report: Report) -> list[str]:
     found, more = worst.shown(report.incidents)
     lines = [f"**Verdict**: {plain(report.verdict.text)}", ""]
+    if advice := worst.advice(report, found):
+        lines += [f"Next: {plain(advice)}", ""]
     for row in found:
         facts = plain(worst.facts(row, report))
         lines.append(f"- **{KINDS[row.kind].name}** ({row.severity}): {plain(row.message)} · {facts}")

@@ -96,6 +96,8 @@ def _incidents(report: Report) -> list[str]:
     """Returns one line for each of the worst incidents, and indented what the line cannot hold."""
     found, more = worst.shown(report.incidents)
     lines = ["Incidents", f"verdict: {clean(report.verdict.text)}"]
+    if advice := worst.advice(report, found):
+        lines.append(f"    next: {clean(advice)}")
     for row in found:
         lines.append(f"[{row.severity}] {clean(worst.named(row.kind, row.message))} · {worst.facts(row, report)}")
         lines += [f"    {clean(line)}" for line in worst.lines_below(row)]

@@ -29,7 +29,16 @@ from ddpwatch.analysis.diagnosis.words.evidence_sentences import ELSEWHERE, SENT
 from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, next_step, next_step_for, on_screen
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
-from ddpwatch.wire.messages import OWN_COLLECTIVES, BucketLayout, BusyProcess, Layout, LayoutKind, Mark, Status
+from ddpwatch.wire.messages import (
+    OWN_COLLECTIVES,
+    WORKERS_START,
+    BucketLayout,
+    BusyProcess,
+    Layout,
+    LayoutKind,
+    Mark,
+    Status,
+)
 from tests.support.frames import bye, hello
 
 KINDS_OF: tuple[Kind, ...] = get_args(Kind)
@@ -155,6 +164,18 @@ def test_what_a_loader_lacks_is_known_from_its_waits(workers: int, persistent: b
     assert next_step(Incident("slow_input", "warning", "", phase="data"), where) == words
     again = next_step(Incident("intermittent", "warning", "", (1,), "data", period=8), where)
     assert (again == words) is (workers == 0 or persistent)  # else, its workers may start again
+
+
+def test_workers_that_start_in_each_epoch_are_to_stay() -> None:
+    job = places()
+    slow = Incident("slow_input", "warning", "", (), "data")
+    for start in range(3):
+        assert next_step(slow, job) != "give the DataLoader persistent_workers=True: its workers have started 3 times"
+        for rank in range(2):
+            about = {"kind": "data", "start_ns": start, "end_ns": start + 1, "workers": 4}
+            job.add_mark(Mark(rank=rank, name=WORKERS_START, **about))
+            job.add_mark(Mark(rank=rank, name="waiting for data", **about))
+    assert next_step(slow, job) == "give the DataLoader persistent_workers=True: its workers have started 3 times"
 
 
 @pytest.mark.parametrize(("share", "too_small"), [(0.3, False), (0.6, True)])

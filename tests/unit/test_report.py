@@ -226,6 +226,13 @@ def test_only_the_worst_incidents_are_listed(report: Report) -> None:
         assert "[info] pause" not in text
 
 
+def test_the_verdict_has_a_next_step_unless_an_incident_says_it(report: Report) -> None:
+    for step, is_said in (("look at straggler", False), ("give it workers", True), ("", False)):
+        shown = replace(report, incidents=[row()], verdict=replace(report.verdict, next_step=step))
+        assert render_report(shown).count(f"next: {step}") == 1 if step else render_report(shown).count("next: ") == 1
+        assert (f"Next: {step}" in render_markdown(shown)) is is_said
+
+
 def test_notes_are_what_is_no_incident(report: Report) -> None:
     assert "Notes" not in render_report(report)
     noted = replace(report, notes=[Finding("cut_tail", "info", None, None, "the recording was cut off", {})])

@@ -17,7 +17,7 @@ from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
 from ddpwatch.analysis.diagnosis.words.wording import processes_named, ranks_named
 from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
-from ddpwatch.wire.messages import OWN_COLLECTIVES, Bye, Hello, Layout, LayoutKind, Mark
+from ddpwatch.wire.messages import OWN_COLLECTIVES, WORKERS_START, Bye, Hello, Layout, LayoutKind, Mark
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
 ON_SCREEN = "press 8 (what-if)"
@@ -41,6 +41,7 @@ _PY_SPY = "pip install py-spy"
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _TOO_SMALL = "the model is small for its network: larger batches per rank, or fewer updates, hide more"
 MOSTLY_EXPOSED = 0.5  # of a step
+AGAIN = 3  # starts of a DataLoader's workers: of training and of validation, and then again
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
 _THREADS = "start torchrun with OMP_NUM_THREADS = cores / ranks, or call torch.set_num_threads"
@@ -98,6 +99,7 @@ class JobPlaces:
         self._calls: dict[int, str] = {}  # names of the places that issue the job's own collectives, by number
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
+        self._starts = Counter[int]()  # of a DataLoader's workers, by rank
         self._waits: Counter[tuple[int, bool]] = Counter()  # for each kind of DataLoader (ns): workers, persistent
 
     def read_from(self, source: str) -> None:
@@ -131,11 +133,20 @@ class JobPlaces:
         """Takes a wait for a DataLoader."""
         if mark.workers is not None and mark.end_ns is not None:
             self._waits[mark.workers, mark.persistent] += max(0, mark.end_ns - mark.start_ns)
+            self._starts[mark.rank] += mark.name == WORKERS_START
 
     @property
     def _loader(self) -> tuple[int, bool] | None:
         """The kind of DataLoader that ranks have waited for longest, as a validation has one, too; None if unknown."""
         return next((kind for kind, _ in self._waits.most_common(1)), None)
+
+    @property
+    def faster_loader(self) -> str:
+        """What to change in that DataLoader, so that ranks wait less."""
+        starts = max(self._starts.values(), default=0)
+        if starts >= AGAIN and self.workers_start_again:
+            return f"give the DataLoader persistent_workers=True: its workers have started {starts} times"
+        return f"give the DataLoader {self.more_workers}"
 
     @property
     def more_workers(self) -> str:
@@ -253,7 +264,7 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     pinned = ", and pin_memory=True" if places.has_gpu() else ""
     if incident.kind in ("intermittent", "pause") and incident.period is not None and places.workers_start_again:
         return f"give the DataLoader persistent_workers=True: it waits again and again, as when workers start{pinned}"
-    return f"give the DataLoader {places.more_workers}{pinned}"
+    return f"{places.faster_loader}{pinned}"
 
 
 def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None = None) -> str:
@@ -391,7 +402,7 @@ def next_step_for(lost: LostTime, places: JobPlaces) -> str:
     if worst is None:
         return ""
     if worst == "input":
-        return f"give the DataLoader {places.more_workers}"
+        return places.faster_loader
     return _BY_ACCOUNT.get(worst) or _exposed_by(places)
 
 
