@@ -26,7 +26,7 @@ from ddpwatch.viewer.state import RunState
 LOOK_S = 3.0  # for a run's frames, for one look
 NODE_S = 60.0  # for the answer of another machine
 MOST_NODES = 16  # that are asked at a time
-_HEADER = ["run", "ranks", "started", "where", "steps/s", "lost", "after", "recording"]
+_HEADER = ["run", "ranks", "started", "where", "steps/s", "lost", "run before", "recording"]
 _BRIEF = 6  # columns, for a screen
 
 
@@ -52,7 +52,7 @@ def row_of(info: RunInfo) -> LiveRow:
         source.close()
     summary, diagnosis = summarise(state.window()), state.diagnosis
     found = state.verdict(summary, diagnosis.incidents())
-    verdict = VerdictFigures(found.kind, found.severity, found.text)
+    verdict = VerdictFigures(found.kind, found.severity, found.text, found.next_step)
     return LiveRow(**about, verdict=verdict, steps_per_s=summary.rate, lost=lost_row(diagnosis.lost()).lost_share)
 
 

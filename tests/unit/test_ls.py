@@ -45,7 +45,7 @@ def test_the_verdict_is_the_one_of_plain_lines(info: RunInfo) -> None:
         (row,) = json.loads(listed(publisher, "--json").output)
     finally:
         publisher.close()
-    assert row["verdict"] == {"kind": "straggler", "severity": "bad", "text": said.text}
+    assert row["verdict"] == {"kind": "straggler", "severity": "bad", "text": said.text, "next_step": said.next_step}
     assert (row["run_id"], row["world_size"], row["node"]) == ("train-1", 2, "")
     assert row["steps_per_s"] > 0
     assert 0 < row["lost"] < 1
