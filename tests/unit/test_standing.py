@@ -28,6 +28,9 @@ EXPOSED = Incident(
     "exposed_comm", "warning", "transfers", phase="exposed_comm", since_step=8, until_step=60, steps=40, gain=0.1,
     open=True,
 )  # fmt: skip
+REPEATED = replace(EXPOSED, kind="repeated_reduction")
+SLOWER = replace(EXPOSED, kind="slow_device", severity="info", phase="", message="all ranks are slower")
+BY_TURNS = replace(EXPOSED, kind="imbalance", severity="info")
 
 STEPS = range(61)  # that were watched
 
@@ -71,7 +74,8 @@ def test_a_rank_that_hovers_changes_the_verdict_seldom_and_stays_one_incident(sh
 
 
 @given(
-    st.lists(st.sampled_from([0.8, 1.0, 1.2]), min_size=2, max_size=200), st.sampled_from(["share", "info", "rival"])
+    st.lists(st.sampled_from([0.8, 1.0, 1.2]), min_size=2, max_size=200),
+    st.sampled_from(["share", "info", "rival", "mends"]),
 )
 def test_a_figure_around_a_threshold_changes_the_verdict_once(factors: list[float], what: str) -> None:
     standing, said = Standing(), []
@@ -82,7 +86,7 @@ def test_a_figure_around_a_threshold_changes_the_verdict_once(factors: list[floa
         elif what == "info":
             incidents = [replace(EXPOSED, severity="info", gain=factor * COSTLY_SHARE)]
         else:
-            incidents.append(replace(LATE, gain=factor * 0.1))
+            incidents.append(replace(LATE, gain=factor * 0.1 / (OUTWEIGHS if what == "mends" else 1.0)))
         standing.look(incidents, STEPS, lost_share, at * 10**9)
         worst = [one.kind for one in standing.judged(incidents, STEPS) if one.foremost]
         said.append((worst, standing.costly))
@@ -102,13 +106,49 @@ def test_a_warning_stays_one_while_it_counts() -> None:
 
 def test_another_incident_takes_the_verdict_over_if_it_costs_clearly_more_or_is_an_error() -> None:
     for other, takes in ((0.11, False), (0.1 * OUTWEIGHS + 0.01, True)):
-        standing, both = Standing(), [EXPOSED, replace(LATE, gain=other)]
-        standing.look([EXPOSED], STEPS, 0.0, 0)
+        standing, both = Standing(), [REPEATED, replace(LATE, gain=other)]
+        standing.look([REPEATED], STEPS, 0.0, 0)
         standing.look(both, STEPS, 0.0, 10**9)
         assert [one.foremost for one in standing.judged(both, STEPS)] == [not takes, takes]
     error = replace(LATE, severity="error", gain=None, kind="layouts_differ")
     standing.look([EXPOSED, error], STEPS, 0.0, 2 * 10**9)
     assert [one.foremost for one in standing.judged([EXPOSED, error], STEPS)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("now", "other", "takes"),
+    [
+        # Where time goes is first only if that is 1.5 times what can be mended, and clearly so to become it
+        ((EXPOSED, 0.199), (LATE, 0.199), True),
+        ((EXPOSED, 0.21), (REPEATED, 0.17), True),
+        ((EXPOSED, 0.204), (BY_TURNS, 0.189), True),
+        ((EXPOSED, 0.3), (LATE, 0.19), False),
+        ((LATE, 0.1), (EXPOSED, 0.2), False),
+        ((LATE, 0.1), (EXPOSED, 0.24), True),
+        ((SLOWER, 0.2), (LATE, 0.14), True),
+        ((replace(SLOWER, device="CPU starved"), 0.2), (LATE, 0.14), False),
+        # An info gives way to a warning that costs more
+        ((replace(SLOWER, device="CPU starved"), 0.2), (LATE, 0.21), True),
+        ((LATE, 0.2), (replace(SLOWER, device="CPU starved"), 0.21), False),
+        # What is over, to what lasts and costs as much as it did
+        ((replace(SLOWER, device="CPU starved", open=False, share=0.077), 0.32), (EXPOSED, 0.186), True),
+        ((replace(LATE, open=False, share=0.2), 0.32), (EXPOSED, 0.186), False),
+        ((EXPOSED, 0.1), (replace(LATE, open=False, share=0.3), 0.3), False),
+    ],
+)
+def test_what_can_be_mended_and_lasts_is_the_verdict(
+    now: tuple[Incident, float], other: tuple[Incident, float], takes: bool
+) -> None:
+    standing, both = Standing(), [replace(one, gain=gain) for one, gain in (now, other)]
+    for at, found in enumerate([both[:1], both, both]):
+        standing.look(found, STEPS, 0.0, at * 10**9)
+    assert [one.foremost for one in standing.judged(both, STEPS)] == [not takes, takes]
+
+
+def test_of_the_same_ranks_incidents_the_one_that_lasts_is_the_verdict() -> None:
+    standing, both = Standing(), [replace(LATE, open=False, share=0.2), replace(LATE, kind="intermittent")]
+    standing.look(both, STEPS, 0.0, 0)
+    assert [one.foremost for one in standing.judged(both, STEPS)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class KindOf(NamedTuple):
         of_host: Whether a slow host replaces those of its ranks.
         for_good: Whether ranks train different models since then, even if it is over.
         comes_back: Whether one that comes soon after another is the same one.
+        general: Whether it says only where time goes: not who, nor why, unless a device shows that.
     """
 
     letter: str
@@ -47,6 +48,7 @@ class KindOf(NamedTuple):
     of_host: bool = False
     for_good: bool = False
     comes_back: bool = False
+    general: bool = False
 
 
 KINDS: Final[dict[Kind, KindOf]] = {
@@ -62,7 +64,7 @@ KINDS: Final[dict[Kind, KindOf]] = {
     # Another rank is last in each step
     "imbalance": KindOf("J", "imbalance", comes_back=True),
     # Transfers that no compute hides
-    "exposed_comm": KindOf("E", "exposed", comes_back=True),
+    "exposed_comm": KindOf("E", "exposed", comes_back=True, general=True),
     # Gradients are reduced more than once per update
     "repeated_reduction": KindOf("R", "repeated reduction", comes_back=True),
     # DDP sends its buffers before each forward
@@ -70,7 +72,7 @@ KINDS: Final[dict[Kind, KindOf]] = {
     # Transfers have become slower
     "slow_link": KindOf("L", "slow link", comes_back=True),
     # All ranks are slower from a step on, and their devices show why
-    "slow_device": KindOf("C", "all ranks slower", comes_back=True),
+    "slow_device": KindOf("C", "all ranks slower", comes_back=True, general=True),
     # Ranks have more CPU threads than cores
     "too_many_threads": KindOf("T", "too many threads"),
     # Most ranks of one host are late

@@ -152,14 +152,17 @@ class Standing:
         self.costly = is_costly(lost_share, self.costly)
         counting = [incident for incident in self.judged(incidents, watched) if incident.counts]
         self._counted = {key_of(incident): incident.severity for incident in counting}
-        worst = max(counting, key=urgency, default=None)
         now = next((incident for incident in counting if incident.foremost), None)
-        if worst is not None and (now is None or _outweighs(worst, now)):
-            self._foremost = key_of(worst)
+        others = [incident for incident in counting if now is None or _outweighs(incident, now)]
+        if others:
+            self._foremost = key_of(max(others, key=urgency))
 
     def judged(self, incidents: Iterable[Incident], watched: Sequence[int]) -> list[Incident]:
         """Returns the incidents, each with whether it counts, as grave as it was since it does, and which is first."""
-        return [self._one(incident, watched) for incident in incidents]
+        found = [self._one(incident, watched) for incident in incidents]
+        alike = [incident for incident in found if incident.counts and key_of(incident) == self._foremost]
+        first = max(alike, key=urgency, default=None)
+        return [replace(incident, foremost=True) if incident is first else incident for incident in found]
 
     def _one(self, incident: Incident, watched: Sequence[int]) -> Incident:
         if not _lasts(incident, watched):
@@ -169,7 +172,7 @@ class Standing:
         if before is None and not is_worth_saying(incident):
             return incident
         severity = incident.severity if before is None else min(before, incident.severity, key=SEVERITIES.index)
-        return replace(incident, counts=True, severity=severity, foremost=key == self._foremost)
+        return replace(incident, counts=True, severity=severity)
 
 
 def _lasts(incident: Incident, watched: Sequence[int]) -> bool:
@@ -181,11 +184,34 @@ def _lasts(incident: Incident, watched: Sequence[int]) -> bool:
 
 
 def urgency(incident: Incident) -> tuple[bool, bool, float]:
-    """Returns what orders incidents that count: errors come first, then what goes on, then what costs most."""
-    return incident.severity == "error", incident.open, incident.gain or incident.share or 0.0
+    """Returns what orders incidents that count: errors come first, then what goes on, then what weighs most."""
+    return incident.severity == "error", _goes_on(incident), _weight(incident)
+
+
+def _goes_on(incident: Incident) -> bool:
+    return incident.open or KINDS[incident.kind].for_good
+
+
+def _is_general(incident: Incident) -> bool:
+    return KINDS[incident.kind].general and not incident.device
+
+
+def _weight(incident: Incident) -> float:
+    """Returns what it costs: of what is over, its share of the run. What says neither who nor why weighs less."""
+    costs = (incident.gain, incident.share) if _goes_on(incident) else (incident.share, incident.gain)
+    return (costs[0] or costs[1] or 0.0) / (OUTWEIGHS if _is_general(incident) else 1.0)
 
 
 def _outweighs(other: Incident, now: Incident) -> bool:
+    """Returns whether another one becomes the verdict instead: at once if it says more, else if it is clearly more."""
     if (other.severity == "error") != (now.severity == "error"):
         return other.severity == "error"
-    return urgency(other)[-1] > OUTWEIGHS * urgency(now)[-1]
+    if _goes_on(now) and not _goes_on(other):
+        return False
+    if _says(other) > _says(now):
+        return _weight(other) >= _weight(now)
+    return _weight(other) > OUTWEIGHS * _weight(now)
+
+
+def _says(incident: Incident) -> tuple[bool, bool, bool]:
+    return _goes_on(incident), not _is_general(incident), incident.severity != "info"
