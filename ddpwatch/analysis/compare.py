@@ -314,13 +314,17 @@ def changed_accounts(a: LostFigures, b: LostFigures) -> list[AccountChange]:
 
 
 def changed_incidents(a: ComparedRun, b: ComparedRun) -> list[IncidentOfOne]:
-    """Returns the incidents that only one of two runs has: no other has its kind, ranks and phase. Worst first."""
+    """Returns the incidents that only one of two runs has: no other has its kind, ranks and phase. Worst first.
+
+    That somebody stopped a run says nothing of how it ran.
+    """
     known = [{_identity(row) for row in run.incidents} for run in (a, b)]
     only = [(a, row) for row in a.incidents if _identity(row) not in known[1]]
     only += [(b, row) for row in b.incidents if _identity(row) not in known[0]]
     found = [
         IncidentOfOne(run.name, row.kind, row.severity, row.ranks, row.phase, row.message, row.share)
         for run, row in only
+        if row.kind != "stopped"
     ]
     return sorted(found, key=lambda row: (not _ends(row), -(row.share or 0.0)))
 

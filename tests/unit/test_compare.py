@@ -168,6 +168,18 @@ def test_the_death_of_one_run_comes_before_its_steps(tmp_path: Path, swapped: bo
     assert found.incidents[0].kind == "death"
 
 
+def test_that_somebody_stopped_one_of_two_runs_is_no_difference(tmp_path: Path) -> None:
+    stopped = Bye(rank=1, by="rank", reason="exception", detail="KeyboardInterrupt", at_ns=BEGIN + 9_000 * MS, step=60)
+    runs = {"whole": fleet_of(60), "stopped": [*fleet_of(60), stopped]}
+    paths = [
+        record(tmp_path / f"{name}.mcap", ((message, BEGIN + number * MS) for number, message in enumerate(run)))
+        for name, run in runs.items()
+    ]
+    (found,) = compare_recordings(paths).differences
+    assert found.text.startswith("no difference between whole and stopped")
+    assert not found.incidents
+
+
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two recordings"):
         compare_recordings([record(tmp_path / "a.mcap")]).as_json()

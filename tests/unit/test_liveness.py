@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
+from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import Stillness
-from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Group, Stack
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Group, Stack
 from tests.support.frames import EPOCH_NS, beat, bye, hello, killed, step
 
 S = 1_000_000_000
@@ -348,6 +349,43 @@ def test_a_death_shows_who_waits_for_it() -> None:
     )
     assert found.cost_ns == 10 * S
     assert found.evidence.ends[1].signal == 9
+
+
+INTERRUPTED = {"reason": "exception", "detail": "KeyboardInterrupt", "step": 39, "phase": "sync"}
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (bye(1, **INTERRUPTED), "stopped by Ctrl-C (KeyboardInterrupt) at step 39"),
+        (bye(1, "killed", detail="SIGINT", signal=2), "stopped by Ctrl-C (SIGINT)"),
+        (bye(1, "exception", detail="exited with code 130"), "exited with code 130"),
+    ],
+    ids=["exception", "signal", "code"],
+)
+def test_who_stops_a_job_by_ctrl_c_ends_no_rank(end: Bye, how: str) -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0])
+    run.put(1, "forward")
+    run.go(1.0)
+    run.leave(0, bye(0, "killed", detail="SIGTERM", signal=15))  # torchrun's: it ends who is left
+    run.leave(1, end)
+    found = only(run.go(1.0))
+    assert (found.kind, found.severity, found.message, found.ranks, found.cost_ns) == ("stopped", "info", how, (), 0)
+
+
+def test_a_hang_that_somebody_ends_by_ctrl_c_is_one() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0])
+    run.put(1, "between")
+    run.go(9.0)
+    for rank in (0, 1):
+        run.leave(rank, bye(rank, **INTERRUPTED))
+    (death,) = [incident for incident in run.go(1.0) if incident.kind == "death"]
+    assert (death.severity, death.ranks) == ("error", (1,))
+    assert "rank 1 was stuck for " in death.message
+    assert " was stopped by Ctrl-C (KeyboardInterrupt) at step 39" in death.message
+    assert next_step(death, JobPlaces()).startswith("read the stacks")
 
 
 def test_the_victims_of_the_launcher_are_not_to_blame() -> None:

@@ -192,6 +192,15 @@ class TestVerdict:
         )
         assert (found.kind, found.severity, found.rank) == ("death", "bad", 1)
 
+    def test_a_run_that_was_stopped_by_ctrl_c_is_judged_as_one_that_finished(self):
+        ends = [bye(rank, "exception", detail="KeyboardInterrupt", step=40, phase="sync") for rank in (0, 1)]
+        end = bye(None, "exception")
+        state = state_of([*run(late_rank=1), *ends, end])
+        incidents = state.diagnosis.incidents()
+        found = verdict(summarise(state.recent()), incidents, 2, end, finished_steps=40)
+        assert found == verdict(summarise(state.recent()), incidents, 2, bye(None), finished_steps=40)
+        assert found.text.startswith("rank 1 is late by 40 ms")
+
     def test_one_rank_alone(self):
         empty = {f"comm_{name}": [] for name in ("module", "label", "bytes", "ready", "launch", "done")}
         found = judged([hello(0, 1), *(step(0, n, **empty) for n in range(20))])

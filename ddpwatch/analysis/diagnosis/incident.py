@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,6 +35,12 @@ class End(msgspec.Struct, frozen=True):
 def end_of(bye: Bye) -> End:
     """Returns what a rank's goodbye says."""
     return End(bye.reason, bye.detail, bye.signal, bye.step, bye.phase, list(bye.in_flight), bye.at_ns)
+
+
+def is_by_ctrl_c(end: End | Bye) -> bool:
+    """Returns whether somebody ended a rank by Ctrl-C (SIGINT), as far as that shows."""
+    by_exception = end.reason == "exception" and end.detail.startswith(KeyboardInterrupt.__name__)
+    return by_exception or end.signal == signal.SIGINT or end.detail == f"exited with code {128 + signal.SIGINT}"
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -21,6 +21,7 @@ Kind = Literal[
     "memory",
     "hang",
     "death",
+    "stopped",
     "not_reduced",
     "layouts_differ",
     "ranks_apart",
@@ -83,6 +84,8 @@ KINDS: Final[dict[Kind, KindOf]] = {
     "hang": KindOf("H", "hang"),
     # A rank ended before it finished
     "death": KindOf("X", "death"),
+    # Somebody ended the job by Ctrl-C
+    "stopped": KindOf("K", "stopped"),
     # The comm hook communicates nothing
     "not_reduced": KindOf("N", "not reduced", for_good=True),
     # Ranks of one group have different buckets

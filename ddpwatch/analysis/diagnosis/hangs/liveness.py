@@ -13,8 +13,14 @@ from dataclasses import dataclass, field, replace
 
 from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife, blame, counts_of
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack, grouped, told_apart
-from ddpwatch.analysis.diagnosis.hangs.sentences import death_message, hang_message, mismatch_message, past_hang_message
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup, end_of
+from ddpwatch.analysis.diagnosis.hangs.sentences import (
+    death_message,
+    hang_message,
+    mismatch_message,
+    past_hang_message,
+    stopped_message,
+)
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup, end_of, is_by_ctrl_c
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import SILENT_NS, STILL_NS
@@ -182,6 +188,8 @@ class RankLiveness:
     def deaths(self, now_ns: int) -> list[Incident]:
         """Returns one incident for all ranks that died, since the others follow from the first; none if none died.
 
+        Whoever stops a job by Ctrl-C ends no rank that went on; a hang, with which they put up until then, is one.
+
         Args:
             now_ns: As for `hangs`.
         """
@@ -195,9 +203,11 @@ class RankLiveness:
         alive = [life for life in self._lives.values() if life.bye is None]
         message = death_message(first.bye, [life.rank for life in dead[1:]], alive)
         hung = self._deadly.get(first.rank)
-        if by_launcher := _by_launcher(first.bye):  # of them, any
+        if not_by_itself := _by_launcher(first.bye) or is_by_ctrl_c(first.bye):  # of them, any
             hung = next(iter(self._deadly.values()), None)
-        held_up = hung.blame.ranks if hung is not None and (by_launcher or _follows(first.bye)) else ()
+        held_up = hung.blame.ranks if hung is not None and (not_by_itself or _follows(first.bye)) else ()
+        if hung is None and is_by_ctrl_c(first.bye):
+            return [Incident("stopped", "info", stopped_message(first.bye))]
         return [
             Incident(
                 kind="death",

@@ -80,6 +80,11 @@ def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) ->
     return text + _who_waits(alive)
 
 
+def stopped_message(bye: Bye) -> str:
+    """Returns how a job was stopped, by the first rank that ended."""
+    return f"{how_ended(bye.reason, bye.detail, bye.signal).removeprefix('was ')}{where_ended(bye.step, '', ())}"
+
+
 def _stuck(ranks: Sequence[int], life: RankLife) -> str:
     """Returns where ranks stand still, and for how long, by the first one."""
     beat, who = life.beat, ranks_named(ranks)

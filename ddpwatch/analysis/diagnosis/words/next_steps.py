@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Incident, LostTime, is_by_ctrl_c
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
 from ddpwatch.analysis.diagnosis.words.wording import processes_named, ranks_named
@@ -339,9 +339,9 @@ def _death(incident: Incident, places: JobPlaces) -> str:
     oom = "`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
     if any(end.reason == "killed" and end.signal == 9 for end in ends):  # SIGKILL: nobody else says why
         return at + oom
+    if incident.evidence.hung and ends and all(end.signal == signal.SIGTERM or is_by_ctrl_c(end) for end in ends):
+        return "read the stacks of the ranks that held up the others: they are with the hang"  # why somebody ended it
     if all(end.signal == signal.SIGTERM for end in ends) and ends:
-        if incident.evidence.hung:  # that is why somebody ended it
-            return "read the stacks of the ranks that held up the others: they are with the hang"
         return "find out who sent SIGTERM: a scheduler at its time limit, or whoever ended the launcher"
     lost = [all_ends[rank] for rank in incident.ranks if rank in all_ends and all_ends[rank].reason == "lost"]
     if any(not end.detail.startswith("exited with code") for end in lost):
@@ -376,6 +376,7 @@ NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "memory": _memory_grows,
     "hang": _hang,
     "death": _death,
+    "stopped": lambda *_: "none: somebody stopped the job",
     "not_reduced": lambda *_: "let the comm hook all-reduce, as torch's default_hooks.allreduce_hook does",
     "ranks_apart": lambda *_: _TOGETHER,
     "layouts_differ": lambda *_: "build the same model on all ranks: compare list(model.named_parameters())",

@@ -88,7 +88,8 @@ def verdict(
             where = lost_text(lost, of="all ranks' time")
             text = f"{where}; {NONE_OPEN}{_past(incidents)}"
             found = Verdict("lost", "warn", text, next_step=lost.next_step)
-    return _prefixed(found, finished_steps, end)
+    stopped = any(incident.kind == "stopped" for incident in incidents)
+    return _prefixed(found, finished_steps, end, stopped)
 
 
 def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
@@ -215,14 +216,15 @@ def _named(incident: Incident) -> str:
     return f"{KINDS[incident.kind].name}{whose}{when}"
 
 
-def _prefixed(found: Verdict, steps: int, end: Bye | None) -> Verdict:
-    """Adds how the run ended, unless it finished and there is a verdict on it."""
+def _prefixed(found: Verdict, steps: int, end: Bye | None, stopped: bool) -> Verdict:
+    """Adds how the run ended, unless it finished, or was stopped by hand, and there is a verdict on it."""
     is_known = found.severity != "none" or found.kind == "collecting"
-    if end is None or (end.reason == "finished" and found.severity != "none" and found.kind != "no_steps"):
+    well = stopped or (end is not None and end.reason == "finished")
+    if end is None or (well and found.severity != "none" and found.kind != "no_steps"):
         return found
     ended = how_ended(end.reason, end.detail, end.signal)
-    how = "finished" if end.reason == "finished" else f"the run {ended}"
+    how = "stopped by Ctrl-C" if stopped else "finished" if well else f"the run {ended}"
     text = f"{how} after {steps} steps" + (f"; {found.text}" if is_known and found.text else "")
-    if end.reason == "finished" and found.kind in ("no_steps", "collecting"):
+    if well and found.kind in ("no_steps", "collecting"):
         return replace(found, text=text)
-    return replace(found, kind="ended", severity="ok" if end.reason == "finished" else "bad", text=text)
+    return replace(found, kind="ended", severity="ok" if well else "bad", text=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal as signals
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -101,6 +102,8 @@ def whose_time(kind: Kind, ranks: Collection[int]) -> str:
 
 def how_ended(reason: str, detail: str, signal: int | None) -> str:
     """Returns the end of a rank or a run that did not finish, as a predicate."""
+    if signal == signals.SIGINT or (reason == "exception" and detail.startswith(KeyboardInterrupt.__name__)):
+        return f"was stopped by Ctrl-C ({detail or 'SIGINT'})"
     if reason == "killed":
         return f"was killed ({detail or f'signal {signal}'})"
     if detail.startswith("exited with code"):
