@@ -76,6 +76,17 @@ class TestBlame:
         assert found.cost_ns == 20 * 30 * MS  # rank 0 computes for 10 ms after its own launch
         assert found.gain == pytest.approx(30 / 140)
 
+    @pytest.mark.parametrize("buckets", [1, 2])
+    def test_an_only_bucket_is_no_place(self, buckets):
+        """It was late "from bucket 0 (f.4.weight) on", where there was no other."""
+        steps = [one for ranks in synchronous([(0, 40)] * 20) for one in ranks]
+        for one in steps:
+            for name in ("module", "label", "bytes", "ready", "launch", "done"):
+                setattr(one, f"comm_{name}", getattr(one, f"comm_{name}")[-buckets:])
+            one.hook_param = one.hook_ns = []
+        (found,) = late_ones(report_diagnosis([hello(0), hello(1), *steps]).incidents())
+        assert (found.kind, found.phase, found.bucket) == ("straggler", "backward", 1 if buckets == 2 else None)
+
     def test_it_is_named_within_10_steps_and_cleared_within_10(self):
         assert late_ones(incidents([(0, 0)] * 60)) == []
         (found,) = late_ones(incidents([(0, 0)] * 40 + [(0, 40)] * 10))

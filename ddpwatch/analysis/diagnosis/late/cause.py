@@ -172,8 +172,10 @@ def _gathered(rows: Iterable[Mapping[int, int]]) -> dict[int, list[int]]:
 
 
 def _first_late_bucket(across: StepAcrossRanks, rank: int, late_ns: int) -> ModuleBucket | None:
-    """Returns the first bucket, in launch order, that shows at least half of the lateness."""
+    """Returns the first bucket, in launch order, that shows at least half of the lateness; an only one is no place."""
     facts, buckets = across.facts_of(rank), across.skew.buckets
+    if len({key[:2] for key in facts.keys}) == 1:
+        return None
     for position, (key, launch) in enumerate(zip(facts.keys, facts.launch, strict=True)):
         if key in buckets and 2 * (launch - buckets[key].first) >= late_ns:
             return _computed(facts.keys, position)
