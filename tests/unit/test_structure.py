@@ -7,6 +7,7 @@ import random
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.words.next_steps import next_step
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.viewer.state import RunState
@@ -91,6 +92,9 @@ def test_gradients_that_are_reduced_for_each_batch(light: int) -> None:
     assert "no_sync()" in found.next_step
     assert found.cost_ns == pytest.approx(2 * 40 * 15 * MS, rel=0.05)
     assert not incidents_of(state, "exposed_comm")  # what is left is 5 % of a step
+    exposed = Incident("exposed_comm", "warning", "")  # what if: "0 steps timed in full, and 5 are needed"
+    assert next_step(exposed, state.diagnosis.places) == found.next_step
+    assert "ddpwatch whatif" in next_step(exposed, accumulating(1, light).diagnosis.places)
 
 
 def test_an_optimizer_that_calls_its_closure_several_times_needs_each_reduction() -> None:

@@ -44,6 +44,11 @@ class RepeatedReduction:
         self._exposed += exposed
         self._earlier += earlier
 
+    @property
+    def is_usual(self) -> bool:
+        """True if most of the newest full steps reduce more than once."""
+        return 2 * sum([turns > 1 for turns, *_ in self._newest]) > len(self._newest)
+
     def repeated_ns(self, split: StepSplit) -> int:
         """Returns how much of a step's transfers is that of reductions which another one follows."""
         return split.transfer_ns * self._earlier // self._exposed if self._exposed else 0

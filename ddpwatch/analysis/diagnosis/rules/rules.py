@@ -55,6 +55,11 @@ class Rules:
         elif isinstance(message, (Beat, RankSample, Device)):
             self._memory.apply_message(message)
 
+    @property
+    def reduces_again(self) -> bool:
+        """True if gradients are usually reduced more than once per update."""
+        return self._repeated.is_usual
+
     def add_step(self, facts: StepFacts) -> None:
         """Takes the next step."""
         across, split = facts.across, facts.split

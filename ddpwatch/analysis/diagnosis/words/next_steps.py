@@ -89,12 +89,14 @@ class JobPlaces:
         source: What `ddpwatch whatif` reads: a recording, as a run's ends with it; else the newest run of the job.
         layout_kind: What its wrapper's collectives carry, or those of its own calls, if there is no wrapper.
         explained: Ranks whose stacks were sampled: the newest such step of each, and what to do after that.
+        reduces_again: Whether gradients are reduced more than once per update, of which nothing can be predicted.
     """
 
     def __init__(self, source: str = "") -> None:
         self.source = source
         self._is_live = not source
         self.layout_kind: LayoutKind | None = None
+        self.reduces_again = False
         self.explained: Mapping[int, tuple[int, str]] = {}
         self._calls: dict[int, str] = {}  # names of the places that issue the job's own collectives, by number
         self._hellos: dict[int, Hello] = {}
@@ -284,7 +286,8 @@ def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None
             return text
     if issuer and issuer not in _OF_NOBODY and "." not in issuer:
         return f"look for options of {issuer} that overlap communication and compute: see the timeline"
-    return _OF_COLLECTIVES.get(kind) or f"{places.what_if} {_PREDICTS}"
+    mended = _NO_SYNC if places.reduces_again else f"{places.what_if} {_PREDICTS}"
+    return _OF_COLLECTIVES.get(kind) or mended
 
 
 def _exposed(incident: Incident, places: JobPlaces) -> str:
