@@ -232,6 +232,7 @@ def setup_of(hello: Hello | None) -> dict[str, str]:
     if hello is None:
         return {}
     return {
+        "script": hello.script,
         "ranks": str(hello.world_size),
         "model": hello.module,
         "parameters": f"{hello.parameters:,}",

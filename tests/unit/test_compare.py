@@ -102,6 +102,8 @@ def test_another_set_up_is_named_whatever_the_verdict() -> None:
     a, b, c = runs
     assert compare(a, b).text.endswith("; not the same set-up: ranks 2 and 4")
     assert compare(b, c).text.endswith("; not the same set-up: parameters 1,000,000 and 13")
+    c.setup = b.setup | {"script": "other.py"}
+    assert compare(b, c).text.endswith(f"; not the same set-up: script {b.setup['script']} and other.py")
     b.setup = setup_of(None)  # nothing is known of it
     assert "set-up" not in compare(a, b).text + compare(a, a).text
 
