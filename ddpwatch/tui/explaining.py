@@ -99,7 +99,7 @@ class Explaining:
     def place(self) -> str:
         """Which of several it is; empty if it is the only one."""
         several = len(self._found)
-        return f"← {several - self._back} of {several} →" if several > 1 else ""
+        return f"← explanation {several - self._back} of {several} →" if several > 1 else ""
 
     @property
     def _found(self) -> list[Explanation]:

@@ -43,14 +43,24 @@ SIGNS = """\
   [b]⡇[/b] gradient ready  [b]◆[/b] mark  Faded: stale. A pause freezes views only."""
 
 
-class HelpScreen(ModalScreen[None]):
+class _OverView(ModalScreen[None]):
+    """What gives way to the views: their keys close it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding(key, f"view('{key}')", "Another view") for key in VIEWS]
+
+    async def action_view(self, key: str) -> None:
+        """Closes this, and shows a view."""
+        self.dismiss()
+        await self.app.run_action(f"view('{key}')")
+
+
+class HelpScreen(_OverView):
     """Explains the keys and a view's figures."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,q,enter,space", "dismiss", "Close"),
         Binding("down,j", "scroll(1)", "Down"),
         Binding("up,k", "scroll(-1)", "Up"),
-        *(Binding(key, f"view('{key}')", "Another view") for key in VIEWS),
     ]
 
     def __init__(self, name: str, definitions: str) -> None:
@@ -67,19 +77,15 @@ class HelpScreen(ModalScreen[None]):
         """Scrolls by lines."""
         self.query_one("#help").scroll_relative(y=by, animate=False)
 
-    async def action_view(self, key: str) -> None:
-        """Closes the help, and shows a view."""
-        self.dismiss()
-        await self.app.run_action(f"view('{key}')")
 
-
-class ExplainScreen(ModalScreen[None]):
+class ExplainScreen(_OverView):
     """Shows why a rank is late, once that is known."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,x,X,q,enter,space", "dismiss", "Close"),
         Binding("left,h", "choose(-1)", "Older"),
         Binding("right,l", "choose(1)", "Newer"),
+        Binding("question_mark", "app.help", "Help"),
     ]
 
     def __init__(self, explaining: Explaining) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpwatch.tui.screens import ExplainScreen
+from ddpwatch.tui.screens import ExplainScreen, HelpScreen
 from tests.support.dashboards import Clock, app_on, body, replay_app, until, watching
 from tests.support.frames import bye, run
 from tests.support.sampled import a_pair
@@ -75,7 +75,7 @@ async def test_what_was_asked_is_shown_again_once_the_run_is_over():
         assert "rank 3 spends" in shown(app)[0]
         assert "Next: look at " in " ".join(shown(app))
         await pilot.press("left", "left", "right")
-        assert app.screen.query_one("#explain").border_title == "← 2 of 2 →"
+        assert app.screen.query_one("#explain").border_title == "← explanation 2 of 2 →"
 
 
 async def test_a_recording_shows_what_it_holds():
@@ -84,6 +84,11 @@ async def test_a_recording_shows_what_it_holds():
         await until(pilot, lambda: app.session.whole.ready)
         await pilot.press("x")
         assert "rank 3 spends" in shown(app)[0]
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("escape", "4")
+        assert not has_screen(app)
+        assert app.view is app.views.by_key["4"]
 
 
 @pytest.mark.parametrize("key", ["x", "7"])
