@@ -74,7 +74,8 @@ def paint_incidents(
 
 _WIDTHS = (17, 8, 22, 12, 7, 9, 7)
 _HEADINGS = ("incident", "ranks", "where", "steps", "every", "cost s", "share")
-_DROPPED_WHEN_NARROW = 4  # "every": the message has it
+_FIRST_NUMBER = 4  # from there on, columns are right-aligned
+_DROPPED_WHEN_NARROW = 5  # "cost s": the share says as much, and the details have it
 _PLACE, _MORE_PLACE = 2, 22  # "where" is wider where there is room
 
 
@@ -86,7 +87,7 @@ def _put_cells(canvas: Canvas, y: int, cells: Sequence[str], styles: Sequence[st
         if index == _DROPPED_WHEN_NARROW and canvas.width < _ROOMY:
             continue
         text = shorten(cell, width - 1)
-        canvas.put(x if index < _DROPPED_WHEN_NARROW else x + width - 1 - len(text), y, text, style)
+        canvas.put(x if index < _FIRST_NUMBER else x + width - 1 - len(text), y, text, style)
         x += width
     return x
 
