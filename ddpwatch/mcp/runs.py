@@ -137,14 +137,15 @@ class Runs:
         return LiveRun(info, self.deadline)
 
     def recorded(self, name: str) -> RecordedRun:
-        """Returns the recording of that path.
+        """Returns the recording of that path, which may be within one of the folders.
 
         Raises:
             UsageError: There is none.
         """
         if not is_path(name):
             raise UsageError(f"{name!r} is no recording", "record it first: ddpwatch record -o FILE RUN")
-        return RecordedRun(Path(name), self.deadline)
+        path = next((at for folder in (Path(), *self.folders) if (at := folder / name).exists()), Path(name))
+        return RecordedRun(path, self.deadline)
 
     def live(self) -> list[RunInfo]:
         """Returns the live runs, newest first."""

@@ -134,6 +134,8 @@ async def test_recordings_are_listed(tmp_path: Path, late: str) -> None:
     listed = result.structured_content
     assert listed["live"] == []
     assert {row["run"] for row in listed["recordings"]} == {late, str(tmp_path / "ranks")}
+    by_name = await called("summary", tmp_path, run="late.mcap")
+    assert by_name.structured_content["source"]["run"] == late
 
 
 @pytest.mark.parametrize(
