@@ -385,25 +385,27 @@ def _reach(spread: float, blocks: int) -> float:
 def _because(a: RunSeries, b: RunSeries) -> tuple[str, str]:
     """Returns the phase that explains a difference, and words for it; both empty if none does.
 
-    Exposed communication may be waiting, for the most part: then the rank that others waited for knows more.
+    Where exposed communication does, too, it may be waiting: then the rank that others waited for knows more.
     """
-    phase = _explains(a, b, a.phases, b.phases)
-    if not phase:
+    found = _explaining(a, b, a.phases, b.phases)
+    if not found:
         return "", ""
+    phase = found[0]
     name, (before, after) = _PHASE_NAMES[phase], (run.shown.get(phase) or median(run.phases[phase]) for run in (a, b))
-    if phase == "exposed_comm" and (own := _explains(a, b, a.waited_for, b.waited_for)) not in ("", phase):
+    of_rank = _explaining(a, b, a.waited_for, b.waited_for)
+    if "exposed_comm" in found and of_rank and (own := of_rank[0]) != "exposed_comm":
         phase, name = own, f"{_PHASE_NAMES[own]} of the rank that others waited for"
         before, after = (median(run.waited_for[own]) for run in (a, b))
     verb = "fell" if after < before else "rose"
     return phase, f", because {name} {verb} from {two_digits(before)} to {two_digits(after)} ms"
 
 
-def _explains(a: RunSeries, b: RunSeries, of_a: _Phases, of_b: _Phases) -> str:
-    """Returns the phase that changed most with the step, if that is a third of the step's change or more."""
+def _explaining(a: RunSeries, b: RunSeries, of_a: _Phases, of_b: _Phases) -> list[str]:
+    """Returns the phases that changed with the step by a third of its change or more; those that changed most first."""
     change = _change(a.step, b.step)
     changes = {phase: _change(*series) for phase in PHASES if all(series := _comparable(of_a, of_b, phase))}
-    phase = max(changes, key=lambda name: changes[name] * math.copysign(1, change), default="")
-    return phase if phase and changes[phase] * change > 0 and abs(changes[phase]) >= abs(change) / 3 else ""
+    found = [phase for phase, by in changes.items() if by * change > 0 and 3 * abs(by) >= abs(change)]
+    return sorted(found, key=lambda phase: -abs(changes[phase]))
 
 
 def _change(a: Sequence[float], b: Sequence[float]) -> float:
