@@ -260,7 +260,7 @@ ALL = Evidence(
     why="behind", issued={0: 10, 1: 12}, call_sites={1: "train.py:7"}, stacks=[STUCK], no_stack={0: "silent"},
     longest_ms=2000.0, ranks=8, unwatched=True, beyond_tail=False, denied=True,
     ends={1: End("killed", "SIGKILL", 9, 199, "backward", [1], 0)}, hung=[2], steps=20, share_of_step=0.234,
-    bucket_place="last", reductions=4, growth=0.15, longer=0.44, slower=1.7, busbw_gbps=[5.0, 3.0],
+    bucket_place="last", reductions=4, growth=0.15, longer=0.44, stayed=True, slower=1.7, busbw_gbps=[5.0, 3.0],
     memory=MemoryFigures("host", 9 << 30, 1e6, 2 << 30, 2147),
     device=DeviceFigures(
         cause="wait", host="node-a", value=0.8369, before=0.02, peers=0.01, rank=1,

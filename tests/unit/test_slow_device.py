@@ -11,6 +11,7 @@ from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice, common_work
+from ddpwatch.analysis.diagnosis.standing import rejoined
 from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
 from ddpwatch.wire.messages import Device, Hello, RankSample
 from tests.support.frames import step
@@ -152,5 +153,6 @@ def test_after_some_time_that_is_how_the_job_goes_on() -> None:
     for number in range(1200):
         took = (100 if number < 200 else 140 if number < 700 else 200) * MS
         slow.add_split(StepSplit(number, took, start_ns=number * took), work(took))
-    assert [(one.since_step, one.open) for one in slow.incidents()] == [(200, False), (700, False)]
-    assert all(one.message.startswith("all ranks are slower: a step takes 4") for one in slow.incidents())
+    found = rejoined(slow.incidents())
+    assert [(one.since_step, one.open, one.evidence.stayed) for one in found] == [(200, False, True), (700, False, True)]
+    assert all(one.message.startswith("all ranks were slower: a step took 4") for one in found)

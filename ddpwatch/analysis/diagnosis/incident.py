@@ -137,6 +137,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         reductions: How often gradients are reduced per update.
         growth: By how much a step has become longer, as a share of the first ones.
         longer: By how much a step is longer, as a share of those before.
+        stayed: True if steps stayed as long as that: it is usual from then on.
         slower: How many times as long transfers take.
         busbw_gbps: Their bus bandwidth, before and since; of exposed communication, only that of its bucket.
         memory: What of the memory grows, and how soon it is full.
@@ -171,6 +172,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reductions: int | None = None
     growth: float | None = None
     longer: float | None = None
+    stayed: bool | None = None
     slower: float | None = None
     busbw_gbps: Sequence[float] | None = None
     memory: MemoryFigures | None = None

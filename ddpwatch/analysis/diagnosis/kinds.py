@@ -72,7 +72,7 @@ KINDS: Final[dict[Kind, KindOf]] = {
     "buffers": KindOf("F", "buffers", comes_back=True),
     # Transfers have become slower
     "slow_link": KindOf("L", "slow link", comes_back=True),
-    # All ranks are slower from a step on, and their devices show why
+    # All ranks are slower from a step on: their devices show why, or it is known in which phase
     "slow_device": KindOf("C", "all ranks slower", comes_back=True, general=True),
     # Ranks have more CPU threads than cores
     "too_many_threads": KindOf("T", "too many threads"),

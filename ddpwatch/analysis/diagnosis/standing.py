@@ -62,7 +62,7 @@ def _until(incident: Incident) -> int:
 
 def _is_same(before: Incident, now: Incident) -> bool:
     """Returns whether it is an earlier one that has come back: as large, as often, in the same phase."""
-    if not KINDS[now.kind].comes_back or _since(now) - _until(before) > AGAIN:
+    if not KINDS[now.kind].comes_back or _since(now) - _until(before) > AGAIN or before.evidence.stayed:
         return False
     if min(before.steps, now.steps) < BRIEF:
         return True

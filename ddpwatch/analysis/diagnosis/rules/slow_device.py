@@ -70,15 +70,15 @@ class SlowDevice(Spells):
     def _incident(self, spell: Spell, is_open: bool) -> Incident:
         cause, longer = spell.cause, spell.longer
         severity: Severity = "info" if cause is None or cause.evidence.cause in SHORTAGES else "warning"
-        sentence = _sentence(longer, is_open or spell.is_normal, "" if cause else spell.phase)
+        sentence = _sentence(longer, is_open, "" if cause else spell.phase)
         incident = spell.incident("slow_device", severity, sentence, "" if cause else spell.phase, is_open)
-        incident = replace(incident, gain=spell.gain, evidence=Evidence(longer=longer))
+        incident = replace(incident, gain=spell.gain, evidence=Evidence(longer=longer, stayed=spell.is_normal or None))
         return because(incident, cause)
 
 
-def _sentence(longer: float, is_so: bool, phase: str) -> str:
+def _sentence(longer: float, is_open: bool, phase: str) -> str:
     """Says that all ranks are slower from a step on, in which phase above all."""
-    are, takes = ("are", "takes") if is_so else ("were", "took")
+    are, takes = ("are", "takes") if is_open else ("were", "took")
     place = f", most of it in {_PHASES[phase]}" if phase else ""
     return f"all ranks {are} slower: a step {takes} {100 * longer:.0f} % longer than before{place}"
 

@@ -179,6 +179,7 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "reductions": lambda times: [f"{times} reductions per update"],
     "growth": _share("a step takes {} longer than at first"),
     "longer": _share("a step takes {} longer than before"),
+    "stayed": lambda _: ["steps stayed as long as that: it is usual from then on"],
     "slower": lambda times: [f"transfers take {times:.1f} times as long as before"],
     "busbw_gbps": lambda rates: [_busbw([three_digits(rate) for rate in rates])],
     "memory": _memory,
