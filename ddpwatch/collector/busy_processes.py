@@ -58,8 +58,7 @@ class BusyProcesses:
         """Returns whether a process is this collector, a child of it, a viewer, or another node's collector here."""
         if pid == os.getpid() or stat_of(self._proc, str(pid))[1][_PARENT : _PARENT + 1] == [b"%d" % os.getpid()]:
             return True
-        command = read_counters(f"{self._proc}/{pid}/cmdline").split(b"\0")[:_COMMAND]
-        return any(word.rpartition(b"/")[2].partition(b".")[0] == b"ddpwatch" for word in command)
+        return _runs_ddpwatch(read_counters(f"{self._proc}/{pid}/cmdline").split(b"\0")[:_COMMAND])
 
     def _times(self) -> Iterator[tuple[int, tuple[str, int]]]:
         """Yields the name and the ticks of CPU time of each process."""
@@ -68,6 +67,14 @@ class BusyProcesses:
             times = fields[_UTIME : _UTIME + 2]
             if len(times) == 2:
                 yield int(pid), (name.decode(errors="replace"), sum(map(int, times)))
+
+
+def _runs_ddpwatch(command: Sequence[bytes]) -> bool:
+    """Returns whether a command line runs it: as a script, as a module, or by ``-c`` with a module's name."""
+    words = [command[0], *(word for word in command[1:] if word[:1] != b"-" or word in (b"-m", b"-c"))]
+    if words[1:2] in ([b"-m"], [b"-c"]):
+        return any(word.startswith(b"ddpwatch.") or word == b"ddpwatch" for word in words[2:])
+    return any(word.rpartition(b"/")[2] == b"ddpwatch" for word in words[:2])
 
 
 def is_short_of_cores(host: Device, ranks: Sequence[RankSample]) -> bool:

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from ddpwatch.probe.calls import Place, SeenCalls, innermost
 from ddpwatch.probe.guard import Guard, is_the_jobs
-from ddpwatch.wire.messages import WORKERS_START, Feature, Mark
+from ddpwatch.wire.messages import BATCH_WAIT, WORKERS_START, Feature, Mark
 
 MIN_WAIT_NS = 5_000_000  # for a mark
 OnWait = Callable[["weakref.ref[Any]", int, int, bool], None]
@@ -79,7 +79,7 @@ class ActivityMonitor:
             raise
 
     def _see_all(self) -> None:
-        self._see("data", "waiting for data", (_BaseDataLoaderIter, "__next__"), names=["self"])
+        self._see("data", BATCH_WAIT, (_BaseDataLoaderIter, "__next__"), names=["self"])
         self._see("data", WORKERS_START, (_MultiProcessingDataLoaderIter, "__init__"), names=["self"])
         self._see("data", "stopping workers", (_MultiProcessingDataLoaderIter, "_shutdown_workers"), names=["self"])
         self._see("save", "torch.save", (torch.serialization, "save"), (torch, "save"))
@@ -126,8 +126,8 @@ class ActivityMonitor:
         if threading.get_ident() != self.thread:
             return
         self.doing = before
-        if not self.active or before[0] == activity:  # what saves calls what saves
-            return
+        if not self.active or before[0] == activity or (activity == "data" and before != NOTHING):
+            return  # what saves calls what saves; a loader may be dropped meanwhile
         if activity == "save":
             self._on_save()
         elif activity == "data":

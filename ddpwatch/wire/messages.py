@@ -337,7 +337,8 @@ class Mark(msgspec.Struct, tag="mark", tag_field="type", kw_only=True, omit_defa
     ready: bool = False
 
 
-WORKERS_START: Final = "starting workers"  # a mark of kind ``data``, of a DataLoader's
+BATCH_WAIT: Final = "waiting for data"  # names of marks of kind ``data``
+WORKERS_START: Final = "starting workers"
 PAUSE_PHASES: Final = {  # what a rank pauses for, by a mark's kind
     "gc": "gc",
     "save": "checkpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import pickle
 import queue
 import sys
@@ -78,11 +79,20 @@ def test_the_start_and_the_end_of_workers_are_waits_for_data() -> None:
     assert len({id(loader) for loader, *_ in waits}) == 1
     assert {(mark.workers, mark.persistent) for mark in marks} == {(1, False)}
     monitor = ActivityMonitor(0, marks.append, lambda: None, lambda *wait: waits.append(wait), noting([]))
-    given_up = iter(DataLoader(Slow(), num_workers=1))
-    next(given_up)
-    del given_up
+    given_up = [iter(DataLoader(Slow(), num_workers=1)) for _ in range(2)]
+    next(given_up[0])
+    del given_up[0]
+    assert [came for *_, came in waits[5:]] == [False, False, True, False]  # workers start, a batch, the first's end
+
+    class Drops:
+        def __reduce__(self) -> Any:
+            given_up.clear()
+            return int, ()
+
+    torch.save(Drops(), io.BytesIO())
     monitor.close()
-    assert [came for *_, came in waits[5:]] == [False, True, False]  # its workers start, a batch, they end
+    assert not given_up
+    assert len(waits) == 9  # the other's ended within what saves
 
 
 @pytest.mark.parametrize("pins", [False, True])

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ddpwatch.analysis.clocks import Shift
 from ddpwatch.analysis.diagnosis.causes.devices import MOST_SERIES, DeviceCauses
 from ddpwatch.analysis.diagnosis.causes.series import FULL_ROWS, MEAN_ROWS, MOST_MEANS, Series
-from ddpwatch.wire.messages import BusyProcess, Device, Hello, Mark, RankSample
+from ddpwatch.wire.messages import BATCH_WAIT, BusyProcess, Device, Hello, Mark, RankSample
 
 SECOND = 1_000_000_000
 HEAT, POWER, IDLE = 0x40, 0x04, 0x01
@@ -146,7 +146,7 @@ def test_what_limits_the_workers_of_a_data_loader(run: float, wait: float, expec
     for rank in range(2):
         for at in range(FAULT[0] + 1, FAULT[1] + 1):
             wait_ns = {"start_ns": at * SECOND - 6_000_000, "end_ns": at * SECOND}
-            causes.add_mark(Mark(rank=rank, kind="data", name="", workers=2, ready=at % 5 != rank, **wait_ns))
+            causes.add_mark(Mark(rank=rank, kind="data", name=BATCH_WAIT, workers=2, ready=at % 5 != rank, **wait_ns))
     cause = causes.workers(None, FAULT[0] * SECOND, FAULT[1] * SECOND)
     assert cause is not None  # whatever else workers do meanwhile
     assert cause.text == "batches were ready in 80 % of the waits: receiving them takes that long"

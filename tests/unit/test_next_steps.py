@@ -30,6 +30,7 @@ from ddpwatch.analysis.diagnosis.words.next_steps import NEXT_STEPS, JobPlaces, 
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.wire.messages import (
+    BATCH_WAIT,
     OWN_COLLECTIVES,
     WORKERS_START,
     BucketLayout,
@@ -167,15 +168,16 @@ def test_what_a_loader_lacks_is_known_from_its_waits(workers: int, persistent: b
 
 
 def test_workers_that_start_in_each_epoch_are_to_stay() -> None:
-    job = places()
-    slow = Incident("slow_input", "warning", "", (), "data")
-    for start in range(3):
-        assert next_step(slow, job) != "give the DataLoader persistent_workers=True: its workers have started 3 times"
+    job, slow = places(), Incident("slow_input", "warning", "", (), "data")
+    about = {"kind": "data", "start_ns": 0, "workers": 4}
+    for start in range(1, 5):
         for rank in range(2):
-            about = {"kind": "data", "start_ns": start, "end_ns": start + 1, "workers": 4}
-            job.add_mark(Mark(rank=rank, name=WORKERS_START, **about))
-            job.add_mark(Mark(rank=rank, name="waiting for data", **about))
-    assert next_step(slow, job) == "give the DataLoader persistent_workers=True: its workers have started 3 times"
+            job.add_mark(Mark(rank=rank, name=WORKERS_START, end_ns=1, **about))
+            job.add_mark(Mark(rank=rank, name=BATCH_WAIT, end_ns=1, **about))
+        stay = f"give the DataLoader persistent_workers=True: its workers have started {start} times"
+        assert (next_step(slow, job) == stay) is (start > 3)
+    job.add_mark(Mark(rank=0, name=BATCH_WAIT, end_ns=999, **{**about, "workers": 2}))  # another loader is the slow one
+    assert next_step(slow, job).startswith("give the DataLoader more than 2 workers")
 
 
 @pytest.mark.parametrize(("share", "too_small"), [(0.3, False), (0.6, True)])

@@ -58,7 +58,10 @@ def test_the_busiest_processes_are_looked_for_while_cores_are_short(tmp_path: Pa
     assert processes.sample(True, 13 * SECOND) == []  # so soon
     assert [one.pid for one in processes.sample(True, 30 * SECOND)] == [4]
     own = {6: "python\0-c\0run\0/a\0ddpwatch.collector\0r", 7: "/venv/bin/python\0/venv/bin/ddpwatch\0attach"}
-    write(tmp_path, {f"{pid}/cmdline": command for pid, command in {**own, 4: "python\0train.py"}.items()})
+    write(
+        tmp_path,
+        {f"{pid}/cmdline": command for pid, command in {**own, 4: "python\0train.py\0--project\0ddpwatch"}.items()},
+    )
     for pid in (4, os.getpid(), *own):
         used(tmp_path, pid, "python", 100 + 12 * hz)
     assert processes.sample(True, 40 * SECOND) != []  # a reference for those that are new

@@ -154,5 +154,6 @@ def test_after_some_time_that_is_how_the_job_goes_on() -> None:
         took = (100 if number < 200 else 140 if number < 700 else 200) * MS
         slow.add_split(StepSplit(number, took, start_ns=number * took), work(took))
     found = rejoined(slow.incidents())
-    assert [(one.since_step, one.open, one.evidence.stayed) for one in found] == [(200, False, True), (700, False, True)]
+    assert [(one.since_step, one.open) for one in found] == [(200, False), (700, False)]
+    assert all(one.evidence.stayed for one in found)
     assert all(one.message.startswith("all ranks were slower: a step took 4") for one in found)

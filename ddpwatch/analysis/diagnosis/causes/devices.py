@@ -44,7 +44,7 @@ from ddpwatch.analysis.placement import Gpu, Host, Placement
 from ddpwatch.common.statistics import mean, p50
 from ddpwatch.common.text import UNKNOWN
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.wire.messages import BusyProcess, Device, Mark, RankSample
+from ddpwatch.wire.messages import BATCH_WAIT, BusyProcess, Device, Mark, RankSample
 
 LOOK_AGAIN_NS = 1_000_000_000  # for the cause of what lasts
 SAMPLE_NS = 1_000_000_000  # what a sample describes: the time before it
@@ -128,8 +128,8 @@ class DeviceCauses:
         self._ranks.add_sample(sample.rank, self._host_of(sample.rank), sample.at_ns, rank_columns(sample))
 
     def add_mark(self, mark: Mark) -> None:
-        """Takes a wait for a DataLoader's workers."""
-        if mark.workers and mark.end_ns is not None:
+        """Takes a wait for a batch of a DataLoader's workers."""
+        if mark.workers and mark.end_ns is not None and mark.name == BATCH_WAIT:
             self._waits.add_sample(mark.rank, self._host_of(mark.rank), mark.end_ns, [float(mark.ready)])
 
     def cause(self, rank: int | None, start_ns: int, end_ns: int, share: float = 0.0) -> DeviceCause | None:
@@ -230,7 +230,9 @@ class DeviceCauses:
         """
         if found.signal.name not in SHORTAGES:
             return True
-        waits = (self._ranks.now(rank, window)["wait"] for rank in _spread(list(self._ranks.past)))
+        known = list(self._ranks.past)
+        there = [rank for rank in known if self.placement.hosts.get(rank) == found.host]  # type: ignore[call-overload]
+        waits = (self._ranks.now(rank, window)["wait"] for rank in _spread(there or known))
         own = p50(waits) if found.signal is CPU_PRESSURE else None
         return 2 * (found.value if own is None else own) >= share
 

@@ -41,7 +41,7 @@ _PY_SPY = "pip install py-spy"
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _TOO_SMALL = "the model is small for its network: larger batches per rank, or fewer updates, hide more"
 MOSTLY_EXPOSED = 0.5  # of a step
-AGAIN = 3  # starts of a DataLoader's workers: of training and of validation, and then again
+AGAIN = 4  # starts of alike DataLoaders' workers: those of training, validation and a test start once each
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
 _THREADS = "start torchrun with OMP_NUM_THREADS = cores / ranks, or call torch.set_num_threads"
@@ -101,7 +101,7 @@ class JobPlaces:
         self._calls: dict[int, str] = {}  # names of the places that issue the job's own collectives, by number
         self._hellos: dict[int, Hello] = {}
         self._ended: set[int] = set()
-        self._starts = Counter[int]()  # of a DataLoader's workers, by rank
+        self._starts = Counter[tuple[int, int, bool]]()  # of workers, by rank, for each kind of DataLoader
         self._waits: Counter[tuple[int, bool]] = Counter()  # for each kind of DataLoader (ns): workers, persistent
 
     def read_from(self, source: str) -> None:
@@ -135,7 +135,7 @@ class JobPlaces:
         """Takes a wait for a DataLoader."""
         if mark.workers is not None and mark.end_ns is not None:
             self._waits[mark.workers, mark.persistent] += max(0, mark.end_ns - mark.start_ns)
-            self._starts[mark.rank] += mark.name == WORKERS_START
+            self._starts[mark.rank, mark.workers, mark.persistent] += mark.name == WORKERS_START
 
     @property
     def _loader(self) -> tuple[int, bool] | None:
@@ -145,7 +145,7 @@ class JobPlaces:
     @property
     def faster_loader(self) -> str:
         """What to change in that DataLoader, so that ranks wait less."""
-        starts = max(self._starts.values(), default=0)
+        starts = max((count for (_, *kind), count in self._starts.items() if tuple(kind) == self._loader), default=0)
         if starts >= AGAIN and self.workers_start_again:
             return f"give the DataLoader persistent_workers=True: its workers have started {starts} times"
         return f"give the DataLoader {self.more_workers}"
