@@ -351,6 +351,7 @@ def test_a_death_shows_who_waits_for_it() -> None:
     assert found.evidence.ends[1].signal == 9
 
 
+BY_ITSELF = " without saying goodbye"
 INTERRUPTED = {"reason": "exception", "detail": "KeyboardInterrupt", "step": 39, "phase": "sync"}
 
 
@@ -359,9 +360,13 @@ INTERRUPTED = {"reason": "exception", "detail": "KeyboardInterrupt", "step": 39,
     [
         (bye(1, **INTERRUPTED), "stopped by Ctrl-C (KeyboardInterrupt) at step 39"),
         (bye(1, "killed", detail="SIGINT", signal=2), "stopped by Ctrl-C (SIGINT)"),
-        (bye(1, "exception", detail="exited with code 130"), "exited with code 130"),
+        (bye(1, "lost", detail="exited with code 130"), "stopped by Ctrl-C (exited with code 130)"),
+        (
+            bye(1, "lost", detail=f"exited with code 130{BY_ITSELF}"),
+            f"stopped by Ctrl-C (exited with code 130{BY_ITSELF})",
+        ),
     ],
-    ids=["exception", "signal", "code"],
+    ids=["exception", "signal", "code", "no goodbye"],
 )
 def test_who_stops_a_job_by_ctrl_c_ends_no_rank(end: Bye, how: str) -> None:
     run = Run()
@@ -372,6 +377,63 @@ def test_who_stops_a_job_by_ctrl_c_ends_no_rank(end: Bye, how: str) -> None:
     run.leave(1, end)
     found = only(run.go(1.0))
     assert (found.kind, found.severity, found.message, found.ranks, found.cost_ns) == ("stopped", "info", how, (), 0)
+
+
+def leaves(run: Run, rank: int, **end: Any) -> None:
+    """A rank ends now, as its goodbye says on its own clock."""
+    run.leave(rank, replace(bye(rank, **end), at_ns=run.clock_ns))
+
+
+TIMED_OUT = {"reason": "exception", "detail": "RuntimeError: Timed out waiting 600000ms for recv operation"}
+
+
+@pytest.mark.parametrize("end", [INTERRUPTED, TIMED_OUT, None], ids=["ctrl-c", "timeout", "waiting"])
+def test_an_interrupt_of_one_rank_for_which_the_others_wait_is_a_death(end: dict[str, Any] | None) -> None:
+    run = Run(3)
+    for rank in range(3):
+        run.put(rank, "sync", in_flight=[0])
+    run.go(1.0)
+    leaves(run, 1, reason="killed", detail="SIGINT", signal=2)
+    run.go(60.0)
+    for rank in (0, 2) if end is not None else ():
+        leaves(run, rank, **end)  # type: ignore[arg-type]
+    found = only(run.go(1.0))
+    then = "; then ranks 0, 2 ended too" if end is not None else "; ranks 0, 2 wait for bucket 0"
+    assert (found.kind, found.severity, found.ranks, found.open) == ("death", "error", (1,), end is None)
+    assert found.message == f"rank 1 was stopped by Ctrl-C (SIGINT){then}"
+    assert found.cost_ns >= 120 * S
+
+
+def test_a_rank_that_saves_when_somebody_stops_the_job_is_no_death() -> None:
+    run = Run()
+    run.go(1.0)
+    leaves(run, 1, **INTERRUPTED)
+    run.put(0, "between", activity="save")
+    run.go(30.0)
+    leaves(run, 0, **INTERRUPTED)
+    assert only(run.go(1.0)).kind == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ({**TIMED_OUT, "detail": "RuntimeError: Connection reset by peer"}, "died of an exception (RuntimeError: "),
+        ({"reason": "killed", "detail": "SIGTERM", "signal": 15}, "was killed (SIGTERM)"),
+    ],
+    ids=["connection", "SIGTERM"],
+)
+def test_a_death_stays_one_when_somebody_then_stops_the_others(end: dict[str, Any], how: str) -> None:
+    run = Run(3)
+    for rank in range(3):
+        run.put(rank, "sync", in_flight=[0])
+    run.go(1.0)
+    leaves(run, 1, **end)
+    run.go(30.0)
+    for rank in (0, 2):
+        leaves(run, rank, **INTERRUPTED)
+    found = only(run.go(1.0))
+    assert (found.kind, found.ranks) == ("death", (1,))
+    assert found.message.startswith(f"rank 1 {how}")
 
 
 def test_a_hang_that_somebody_ends_by_ctrl_c_is_one() -> None:

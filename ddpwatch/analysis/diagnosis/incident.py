@@ -17,6 +17,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # worst first
 ModuleBucket = tuple[int, int]  # a module's number, and the index of a bucket of it
 AccountName = Literal["compute", "waiting", "jitter", "transfer", "exposed", "input", "pause", "startup", "other"]
 
+_EXIT_BY_SIGINT = f"exited with code {128 + signal.SIGINT}"  # as a shell reports it, and what handles it mostly does
 LOST: tuple[AccountName, ...] = ("waiting", "jitter", "transfer", "exposed", "input", "pause")
 
 
@@ -40,7 +41,7 @@ def end_of(bye: Bye) -> End:
 def is_by_ctrl_c(end: End | Bye) -> bool:
     """Returns whether somebody ended a rank by Ctrl-C (SIGINT), as far as that shows."""
     by_exception = end.reason == "exception" and end.detail.startswith(KeyboardInterrupt.__name__)
-    return by_exception or end.signal == signal.SIGINT or end.detail == f"exited with code {128 + signal.SIGINT}"
+    return by_exception or end.signal == signal.SIGINT or end.detail.startswith(_EXIT_BY_SIGINT)
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

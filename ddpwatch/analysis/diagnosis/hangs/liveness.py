@@ -188,7 +188,8 @@ class RankLiveness:
     def deaths(self, now_ns: int) -> list[Incident]:
         """Returns one incident for all ranks that died, since the others follow from the first; none if none died.
 
-        Whoever stops a job by Ctrl-C ends no rank that went on; a hang, with which they put up until then, is one.
+        Whoever stops a job by Ctrl-C ends no rank that went on. It is a death if they put up with a hang until then,
+        and if only one rank got the signal, and others wait for it.
 
         Args:
             now_ns: As for `hangs`.
@@ -197,7 +198,10 @@ class RankLiveness:
         dead = [life for life in self._lives.values() if life.bye is not None and life.bye.reason != "finished"]
         if not dead:
             return []
+        interrupts = [life.ended_ns for life in dead if life.bye is not None and is_by_ctrl_c(life.bye)]
+        stop_ns = min(interrupts, default=0)
         dead.sort(key=lambda life: (_by_launcher(life.bye), _follows(life.bye), life.ended_ns))
+        dead.sort(key=lambda life: life.ended_ns >= stop_ns - STILL_NS)  # nobody stopped those that ended before
         first = dead[0]
         assert first.bye is not None
         alive = [life for life in self._lives.values() if life.bye is None]
@@ -206,7 +210,7 @@ class RankLiveness:
         if not_by_itself := _by_launcher(first.bye) or is_by_ctrl_c(first.bye):  # of them, any
             hung = next(iter(self._deadly.values()), None)
         held_up = hung.blame.ranks if hung is not None and (not_by_itself or _follows(first.bye)) else ()
-        if hung is None and is_by_ctrl_c(first.bye):
+        if hung is None and is_by_ctrl_c(first.bye) and not self._outlast(stop_ns + STILL_NS):
             return [Incident("stopped", "info", stopped_message(first.bye))]
         return [
             Incident(
@@ -414,6 +418,13 @@ class RankLiveness:
             stack = self._lives[rank].fresh_stack
             if stack is not None:
                 yield rank, stack
+
+    def _outlast(self, until_ns: int) -> bool:
+        """Returns whether there are ranks after that time, or were some that waited for others when they ended."""
+        late = [life for life in self._lives.values() if life.bye is not None and life.ended_ns > until_ns]
+        if any(_follows(life.bye) or (life.phase == "sync" and not life.activity) for life in late):
+            return True
+        return self._now_ns > until_ns and not self._over and any(life.bye is None for life in self._lives.values())
 
     def _waited_for(self, dead: RankLife) -> int:
         """Returns the rank-time of all others after a death, unless they train on."""

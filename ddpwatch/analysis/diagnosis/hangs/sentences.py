@@ -73,7 +73,7 @@ def _mismatch_words(wait: str, sites: Mapping[int, str], took_ns: int, step: int
 
 def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) -> str:
     """Returns who died first, who then, and who waits for them."""
-    text = f"rank {bye.rank} {how_ended(bye.reason, bye.detail, bye.signal)}"
+    text = f"rank {bye.rank} {how_ended(bye)}"
     text += where_ended(bye.step, bye.phase, bye.in_flight)
     if others:
         text += f"; then {ranks_named(sorted(others))} ended too"
@@ -82,7 +82,7 @@ def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) ->
 
 def stopped_message(bye: Bye) -> str:
     """Returns how a job was stopped, by the first rank that ended."""
-    return f"{how_ended(bye.reason, bye.detail, bye.signal).removeprefix('was ')}{where_ended(bye.step, '', ())}"
+    return f"{how_ended(bye).removeprefix('was ')}{where_ended(bye.step, '', ())}"
 
 
 def _stuck(ranks: Sequence[int], life: RankLife) -> str:

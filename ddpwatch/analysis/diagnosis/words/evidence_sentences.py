@@ -119,7 +119,7 @@ def _memory(memory: MemoryFigures) -> list[str]:
 
 def _ends(ends: Mapping[int, End]) -> list[str]:
     return [
-        f"rank {rank} " + ("finished" if end.reason == "finished" else how_ended(end.reason, end.detail, end.signal))
+        f"rank {rank} " + ("finished" if end.reason == "finished" else how_ended(end))
         + where_ended(end.step, end.phase, end.in_flight)
         for rank, end in [*ends.items()][:16]
     ]  # fmt: skip

@@ -222,7 +222,7 @@ def _prefixed(found: Verdict, steps: int, end: Bye | None, stopped: bool) -> Ver
     well = stopped or (end is not None and end.reason == "finished")
     if end is None or (well and found.severity != "none" and found.kind != "no_steps"):
         return found
-    ended = how_ended(end.reason, end.detail, end.signal)
+    ended = how_ended(end)
     how = "stopped by Ctrl-C" if stopped else "finished" if well else f"the run {ended}"
     text = f"{how} after {steps} steps" + (f"; {found.text}" if is_known and found.text else "")
     if well and found.kind in ("no_steps", "collecting"):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal as signals
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup
+from ddpwatch.analysis.diagnosis.incident import End, Evidence, Incident, StackGroup, is_by_ctrl_c
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.common.text import UNKNOWN, in_ms, spans
 from ddpwatch.common.units import NS_PER_MS
-from ddpwatch.wire.messages import NO_LONGER_WATCHED, BusyProcess
+from ddpwatch.wire.messages import NO_LONGER_WATCHED, BusyProcess, Bye
 
 _MOST_NAMED = 6
 LIVE_PHASES = {  # where a heartbeat says that training is
@@ -100,15 +99,16 @@ def whose_time(kind: Kind, ranks: Collection[int]) -> str:
     return ""
 
 
-def how_ended(reason: str, detail: str, signal: int | None) -> str:
+def how_ended(end: End | Bye) -> str:
     """Returns the end of a rank or a run that did not finish, as a predicate."""
-    if signal == signals.SIGINT or (reason == "exception" and detail.startswith(KeyboardInterrupt.__name__)):
+    detail = end.detail
+    if is_by_ctrl_c(end):
         return f"was stopped by Ctrl-C ({detail or 'SIGINT'})"
-    if reason == "killed":
-        return f"was killed ({detail or f'signal {signal}'})"
+    if end.reason == "killed":
+        return f"was killed ({detail or f'signal {end.signal}'})"
     if detail.startswith("exited with code"):
         return detail
-    what = "died of an exception" if reason == "exception" else "is lost"
+    what = "died of an exception" if end.reason == "exception" else "is lost"
     return f"{what} ({detail})" if detail else what
 
 
