@@ -166,11 +166,12 @@ class Diagnosis:
                 late.add_facts(facts)
             self._end({late.streak.rank for _, late in started})
             for (watch, rank), late in list(self._late.items()):
-                if across.counted and self._pauses.are_all_of(late.streak):  # as it turns out by now
+                # As it turns out by now. Where it was late and did not pause, that was noise, and has no incident
+                if across.counted and self._pauses.is_pausing(late.streak):
                     self._groups[watch].dismiss(late.streak)
                     del self._late[watch, rank]
         for watch, late in started:
-            if self._pauses.are_all_of(late.streak):
+            if self._pauses.is_pausing(late.streak):
                 self._groups[watch].dismiss(late.streak)
             elif self._is_news(late):
                 late.catch_up(self._splits, self._recent)

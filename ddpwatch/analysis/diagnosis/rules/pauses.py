@@ -115,8 +115,11 @@ class Pauses:
         self._found = list(filter(stays, self._found))
         self._fresh = deque(filter(stays, self._fresh), maxlen=KEEP_PAUSES)
 
-    def are_all_of(self, streak: Streak) -> bool:
-        """Returns whether a rank is late where it pauses, in most of its late steps but the newest, and rarely else."""
+    def is_pausing(self, streak: Streak) -> bool:
+        """Returns whether a rank pauses where it is late, for about as long as it typically is.
+
+        In half of its late steps, at least, without the newest: whether it pauses there is not known yet.
+        """
         own = [pause for pause in (*self._found, *self._fresh) if pause.ranks == (streak.rank,)]
         if streak.constant or not own:
             return False
