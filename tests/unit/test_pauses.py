@@ -473,6 +473,24 @@ class TestRhythms:
         assert found[late].cost_ns == pytest.approx(4 * others * (600 - alike) * MS, rel=0.03)
         assert waited == found[late].cost_ns
 
+    @pytest.mark.parametrize("stalls", [[(600, 250), (1800, 0)], [(1800, 0), (600, 250)], [(600, 200), (600, 400)]])
+    def test_what_all_took_alike_is_taken_from_each_stall_by_itself(self, stalls):
+        """Where they were joined with stalls in which that was not so, or not as long, the others waited all of it."""
+        messages, now, others, world = [hello(rank, 3) for rank in range(3)], 0, 2, 3
+        for number in range(60 + 30 * len(stalls)):
+            excess, alike = stalls[number // 30 - 1] if number in (30, 60) else (0, 0)
+            for rank in range(world):
+                one = step(rank, number, start_ns=START_NS + now * MS)
+                messages.append(after(one, excess, excess if rank == others else alike, number) if excess else one)
+            now += 100 + excess
+        diagnosis = state_of(messages).diagnosis
+        found = {one.ranks: one for one in diagnosis.incidents() if one.kind == "pause"}
+        assert found.keys() == {(), (others,)}
+        longer, common = sum(excess - alike for excess, alike in stalls), sum(alike for _, alike in stalls)
+        assert found[others,].cost_ns == pytest.approx(others * longer * MS, rel=0.03)
+        assert found[()].cost_ns == pytest.approx(world * common * MS, rel=0.06)  # less than a usual step's wait
+        assert sum(one.ns for one in diagnosis.lost().accounts if one.name == "waiting") == found[others,].cost_ns
+
     @pytest.mark.parametrize(("at", "who"), [(400, "rank 1"), (200, "rank 1 alone")])
     def test_a_rank_is_alone_if_the_others_wait_for_most_of_it(self, at, who):
         """Nothing is known of them before that, so they may well have waited: it costs that."""

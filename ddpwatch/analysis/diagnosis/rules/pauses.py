@@ -200,8 +200,9 @@ class Pauses:
             key = account_of(phase) if of_phase else facts.split.taken_for
             (pause.taken if ranks else pause.shared)[key] = taken
             self._note_worked(pause, facts, excess, stacks)
-        elif alike:
-            pause.untimed, pause.worked = 1, Worked(alike, alike)
+        else:
+            pause.add_alike(excess - marked, alike * (excess - marked) // excess)
+            pause.worked = Worked(alike, alike or None)  # also where that is not timed, once it comes again
         before = self._fresh[-1] if self._fresh else None
         if before is not None and before.ranks == ranks and step - before.until <= TOGETHER:
             before.merge(pause, again=False)
@@ -280,7 +281,7 @@ class Pauses:
                 found = facts.excess(rank, across.skew.peers[rank])
                 phase = max(found, key=found.__getitem__, default="")
                 phase = phase if found and 2 * found[phase] >= at_least else ""
-                return Whose((rank,), phase, facts.split.waits.get(rank, 0) + alike * (len(across) - 1))
+                return Whose((rank,), phase, facts.split.waits.get(rank, 0))
         return None
 
     def _explain(self, pause: Pause) -> None:

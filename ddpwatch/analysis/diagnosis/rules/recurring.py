@@ -45,6 +45,8 @@ class Pause:
         untimed: In how many stalls no launch shows how long others waited.
         taken: What they were said to wait in these for the one rank that was named (ns), by what that was taken for.
         worked: How long the others did something of their own in a stall of that kind.
+        alike_ns: What all ranks took alike where launches show it, which is not in the cost: a sum, as that differs.
+        parts_ns: The longest there: of what one rank took longer, and of what all took alike.
     """
 
     ranks: tuple[int, ...]
@@ -74,6 +76,8 @@ class Pause:
     untimed: int = 0
     taken: Counter[AccountKey] = field(default_factory=Counter)
     worked: Worked = NOT_SEEN
+    alike_ns: int = 0
+    parts_ns: tuple[int, int] = (0, 0)
 
     def add_step(self, step: int, excess_ns: int, cost_ns: int) -> None:
         """Takes one step that it struck."""
@@ -85,6 +89,11 @@ class Pause:
         self.excess_ns += excess_ns
         self.cost_ns += cost_ns
         self.incident = None
+
+    def add_alike(self, excess_ns: int, alike_ns: int) -> None:
+        """Takes what launches show of the newest step that it struck: how much of its excess all ranks took alike."""
+        self.alike_ns += alike_ns
+        self.parts_ns = max(self.parts_ns[0], excess_ns - alike_ns), max(self.parts_ns[1], alike_ns)
 
     def add_mark(self, step: int, ns: int, cost_ns: int, *, seen: bool) -> None:
         """Takes what a rank's mark says, and what others waited for it."""
@@ -114,10 +123,11 @@ class Pause:
 
     @property
     def own_ns(self) -> int:
-        """How long all ranks take alike, if others were seen not to wait yet: until the first was seen waiting."""
+        """How long all take alike in a stall whose launches do not show it, by who was seen not to wait yet, or to."""
         at_least, at_most = self.worked
         own = at_least if at_most is None else at_most
-        return min(own, self.longest_ns) if self.ranks and min(at_least, own) >= EARLY * self.longest_ns else 0
+        is_known = self.ranks and self.untimed and min(at_least, own) >= EARLY * self.longest_ns
+        return min(own, self.longest_ns) if is_known else 0
 
     @property
     def is_alone(self) -> bool:
@@ -126,14 +136,18 @@ class Pause:
 
     def apart(self) -> list[Pause]:
         """Returns it; where others did as much for a while, what one rank took longer, and what all did alike."""
-        if not (own := self.own_ns):
+        own, (longest, common) = self.own_ns, self.parts_ns
+        untimed = own * self.untimed
+        if not (alike := untimed + self.alike_ns):
             return [self]
-        alike, of_all = own * self.untimed, self.ranks_in_run
-        longer = max(0, self.whole_cost_ns - alike * (of_all - len(self.ranks)))
-        both = replace(self, shared=Counter(), seen_ns=0, unseen_ns=0, unseen_cost_ns=0, incident=None)
+        if own:
+            longest, common = max(longest, self.longest_ns - own), max(common, own)
+        cost = max(0, self.whole_cost_ns - untimed * (self.ranks_in_run - len(self.ranks)))
+        rest = replace(self, shared=Counter(), seen_ns=0, unseen_ns=0, unseen_cost_ns=0, incident=None)
+        rest = replace(rest, untimed=0, alike_ns=0)
         return [
-            replace(both, cost_ns=longer, longest_ns=self.longest_ns - own, common_ns=own),
-            replace(both, cost_ns=alike * of_all, longest_ns=own, ranks=(), device=None, worked=NOT_SEEN),
+            replace(rest, cost_ns=cost, longest_ns=longest, common_ns=common),
+            replace(rest, cost_ns=alike * self.ranks_in_run, longest_ns=common, ranks=(), device=None, worked=NOT_SEEN),
         ]
 
     def waited(self) -> list[tuple[int, AccountKey]]:
@@ -231,6 +245,8 @@ class Pause:
         self.taken = self.taken + other.taken
         shown = [one for one in (self.worked.at_most, other.worked.at_most) if one is not None]
         self.worked = Worked(max(self.worked.at_least, other.worked.at_least), min(shown, default=None))
+        self.alike_ns += other.alike_ns
+        self.parts_ns = max(self.parts_ns[0], other.parts_ns[0]), max(self.parts_ns[1], other.parts_ns[1])
         self.behind = self.behind + other.behind + Counter(dict.fromkeys(other.ranks, FEWEST_BEHIND))
         self.ranks = self.ranks or self._always_behind()
         self.stacks = [*self.stacks, *other.stacks][-KEEP_STACKS:]
