@@ -104,11 +104,12 @@ class Launch:
         """Returns the verdict on each of this job's runs, from the snapshots that they have left."""
         from ddpwatch.common.text import clean
         from ddpwatch.report.build import report_of
+        from ddpwatch.report.incidents import last_line
 
         found = []
         with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
             views = rundir.last_views_of(self.name)
-            found = [f"{rundir.run_of(view)}: {clean(report_of(view).verdict.text)}" for view in views]
+            found = [f"{rundir.run_of(view)}: {clean(last_line(report_of(view)))}" for view in views]
         return found
 
     def without_run(self) -> list[str]:

@@ -8,6 +8,7 @@ from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
 from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.evidence_sentences import evidence_sentences
+from ddpwatch.analysis.diagnosis.words.incident_news import is_only_counted
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, seconds_text, share_text
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines, whose_time
@@ -22,11 +23,18 @@ ANY = "any"
 
 def shown(incidents: Sequence[IncidentFigures]) -> tuple[Sequence[IncidentFigures], str]:
     """Returns the worst incidents, and how many more there are; "" for none. Infos that cost nothing are counted."""
-    costly = [one for one in incidents if one.severity != "info" or one.share is None or one.share >= LEAST_SHARE]
+    costly = [one for one in incidents if not is_only_counted(one.kind, one.severity, one.share)]
     more, trifles = max(0, len(costly) - MOST_INCIDENTS), len(incidents) - len(costly)
     told = [f"{more} more"] if more else []
     told += [f"{trifles} {'' if told else 'more, '}of no cost worth a figure"] if trifles else []
     return costly[:MOST_INCIDENTS], f"… {'; '.join(told)}" if told else ""
+
+
+def last_line(report: Report) -> str:
+    """Returns the verdict, after how somebody stopped the run, unless it says that."""
+    said = report.verdict.text
+    stopped = [row.message for row in report.incidents if row.kind == "stopped"]
+    return said if said.startswith(KINDS["stopped"].name) else "; ".join([*stopped, said])
 
 
 def advice(report: Report, listed: Sequence[IncidentFigures]) -> str:
@@ -52,7 +60,7 @@ def facts(row: IncidentFigures, report: Report) -> str:
         found.append(cost + whose_time(row.kind, row.ranks))
     if row.gain:
         found.append(f"while it lasts, a step would be {percent(row.gain, 1)} shorter without it")
-    if row.kind != "death":
+    if row.kind not in ("death", "stopped"):
         found.append("ongoing at the end" if row.open else "over")
     return " · ".join(filter(None, found))
 

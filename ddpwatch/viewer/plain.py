@@ -15,6 +15,7 @@ from ddpwatch.analysis.diagnosis.words.incident_news import (
     News,
     cost_text,
     costs_nothing,
+    is_only_counted,
     message_text,
     steps_text,
 )
@@ -93,7 +94,8 @@ class RunLines:
         """
         diagnosis = self.state.diagnosis
         incidents, lost = diagnosis.incidents(), lost_text(diagnosis.lost())
-        unit, shown = self.state.unit, [one for one in incidents if one.severity != "info" or not costs_nothing(one)]
+        unit = self.state.unit
+        shown = [one for one in incidents if not is_only_counted(one.kind, one.severity, one.share)]
         rows = [
             [
                 KINDS[row.kind].name,

@@ -14,7 +14,7 @@ from ddpwatch.report.text import render_report
 from ddpwatch.run import rundir
 from ddpwatch.viewer.plain import replay_lines
 from tests.support.dashboards import ended_recording
-from tests.support.frames import run
+from tests.support.frames import bye, run
 
 
 def test_the_verdict_is_the_same_everywhere(
@@ -32,3 +32,22 @@ def test_the_verdict_is_the_same_everywhere(
     launch.name = "a"
     monkeypatch.setattr(rundir, "last_views", lambda: [file])
     assert launch.verdicts() == [f"a: {said}"]
+
+
+def test_that_somebody_stopped_the_run_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs nothing, as what lists only count; the verdict is on how the run went."""
+    ended = [bye(rank, "exception", detail="KeyboardInterrupt", step=60) for rank in (0, 1)]
+    file = ended_recording(tmp_path / "a.last.mcap", [*run(60, late_rank=1), *ended])
+    report, stopped = report_of(file), "stopped by Ctrl-C (KeyboardInterrupt) at step 60"
+    assert report.verdict.text.startswith("rank 1 is late by 40 ms in each step")
+    replay_lines(Recording(file))
+    listed = capsys.readouterr().out.partition("\nincidents: ")[2]
+    texts = [listed, render_report(report), render_markdown(report).replace("\\", "")]
+    assert [text.count(stopped) for text in texts] == [1, 1, 1]
+    assert f"[info] {stopped} · step 60\n" in render_report(report)
+    launch = Launch(["true"], None, {})
+    launch.name = "a"
+    monkeypatch.setattr(rundir, "last_views", lambda: [file])
+    assert launch.verdicts() == [f"a: {stopped}; {report.verdict.text}"]

@@ -211,7 +211,18 @@ class RankLiveness:
             hung = next(iter(self._deadly.values()), None)
         held_up = hung.blame.ranks if hung is not None and (not_by_itself or _follows(first.bye)) else ()
         if hung is None and is_by_ctrl_c(first.bye) and not self._outlast(stop_ns + STILL_NS):
-            return [Incident("stopped", "info", stopped_message(first.bye))]
+            step = first.bye.step
+            return [
+                Incident(
+                    "stopped",
+                    "info",
+                    stopped_message(first.bye),
+                    since_step=step,
+                    until_step=step,
+                    steps=0 if step is None else 1,
+                    in_steps=False,
+                )
+            ]
         return [
             Incident(
                 kind="death",

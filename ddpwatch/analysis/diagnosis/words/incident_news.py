@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, Severity
+from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.standing import Key, key_of
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, seconds_text, share_text
 
@@ -111,6 +112,11 @@ def message_text(incident: Incident) -> str:
 def costs_nothing(incident: Incident) -> bool:
     """Returns whether its cost is known, and would be shown as 0."""
     return incident.share is not None and incident.share < LEAST_SHARE
+
+
+def is_only_counted(kind: Kind, severity: Severity, share: float | None) -> bool:
+    """Returns whether lists only count it: an info whose cost would be shown as 0, and not how the run ended."""
+    return severity == "info" and kind != "stopped" and share is not None and share < LEAST_SHARE
 
 
 def cost_text(incident: Incident, unit: str) -> str:
