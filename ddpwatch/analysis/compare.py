@@ -431,7 +431,7 @@ def _describe_overlap(a: RunSeries, b: RunSeries, overlap: tuple[float, float, f
     change, low, high = overlap
     verb = "rose" if change > 0 else "fell"
     name, before, after = "overlap", a.shown_overlap, b.shown_overlap
-    if before is None or after is None or (after - before) * change <= 0:
+    if before is None or after is None or not low <= after - before <= high:
         name, before, after = "median overlap", median(a.overlap), median(b.overlap)
     return f"; {name} {verb} from {before:.0%} to {after:.0%} ({100 * low:+.0f} to {100 * high:+.0f} points)"
 

@@ -85,8 +85,8 @@ def sentences(
     else:
         said = f"no difference beyond noise between rank {own.rank} and rank {own.peer}"
         denied = _both_denied(*ranks)
-        following = _BATCHES if larger else again
-    if denied and (following in (again, _SLOW_MACHINE) or said.endswith(_LARGER)):
+        following = _BATCHES if larger else f"if it is late, {again}"
+    if denied and (again in following or following == _SLOW_MACHINE or said.endswith(_LARGER)):
         following = _NO_CORE
     return "; ".join(filter(None, (said, larger, denied))), following
 

@@ -82,7 +82,8 @@ class ExplainScreen(_OverView):
     """Shows why a rank is late, once that is known."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,x,X,q,enter,space", "dismiss", "Close"),
+        Binding("escape,x,X,enter,space", "dismiss", "Close"),
+        Binding("q", "app.quit", "Quit"),
         Binding("left,h", "choose(-1)", "Older"),
         Binding("right,l", "choose(1)", "Newer"),
         Binding("question_mark", "app.help", "Help"),
@@ -96,7 +97,7 @@ class ExplainScreen(_OverView):
     def compose(self) -> ComposeResult:
         """Yields one scrollable text."""
         with VerticalScroll(id="explain") as box:
-            box.border_subtitle = "Esc closes"
+            box.border_subtitle = "Esc closes, q quits"
             yield self._text
 
     def on_mount(self) -> None:

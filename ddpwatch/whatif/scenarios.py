@@ -25,7 +25,7 @@ LEAST_COMPRESSION = 2  # PowerSGD leaves a matrix alone that it would not make t
 FLOAT32_BYTES = 4
 UNKNOWN_LINK = 0.3  # standard error of the link's share from which on what a slower link costs is a guess
 MOST_CAP_MIB = 1 << 20
-SWEEP = "measure with torchrun -m ddpwatch.whatif.sweep -o wire.json, then whatif --wire wire.json"
+SWEEP = "measure with torchrun --nproc-per-node=RANKS -m ddpwatch.whatif.sweep -o wire.json, then add --wire wire.json"
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,10 @@ def test_a_change_of_overlap_is_told_whatever_the_step_time() -> None:
     assert found.overlap is not None
     assert 0.15 < found.overlap[1] < found.overlap[2] < 0.25
     assert "; median overlap rose from " in found.text
-    a.shown_overlap, b.shown_overlap = 0.57, 0.83  # as the page has them
-    assert "; overlap rose from 57% to 83% (" in compare(a, b).text
+    a.shown_overlap, b.shown_overlap = 0.57, 0.78  # as the page has them
+    assert "; overlap rose from 57% to 78% (" in compare(a, b).text
+    b.shown_overlap = 0.83  # out of the interval, which is of medians
+    assert "; median overlap rose from 59% to 80% (" in compare(a, b).text
     b.overlap = [0.6 + dice.gauss(0, 0.03) for _ in b.step]
     assert compare(a, b).overlap is None
 

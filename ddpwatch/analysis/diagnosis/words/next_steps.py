@@ -350,7 +350,7 @@ def _death(incident: Incident, places: JobPlaces) -> str:
     if any(not end.detail.startswith("exited with code") for end in lost):
         return f"read the exit code of {ranks_named(incident.ranks)} in the launcher's output; after -9, {at}{oom}"
     if lost:
-        return f"read what {ranks_named(incident.ranks)} printed last, in the job's output"
+        return f"read what {ranks_named(incident.ranks)} printed last: sys.exit and os._exit leave no traceback"
     return f"read the traceback of {ranks_named(incident.ranks)} in the job's output"
 
 
