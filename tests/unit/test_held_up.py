@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from cProfile import Profile
 
 import pytest
+from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.wire.messages import Beat, Message, Step
@@ -46,6 +48,22 @@ def test_it_is_the_rank_that_has_issued_fewer_collectives() -> None:
     (found,) = stalls([*beats(0, 120), *beats(1, 118), *beats(2, 120)])
     assert (found.ranks, found.cost_ns) == ((1,), 2 * STALL_MS * MS)
     assert found.message == f"rank 1 paused for {STALL_MS} ms at step {CALM}"
+
+
+@pytest.mark.parametrize("behind", [0, 2])
+def test_twice_the_ranks_are_twice_the_work(behind: int) -> None:
+    """All pairs of heartbeats were compared, for each rank again: with 1,000 ranks, a stall froze the viewer."""
+
+    def calls(ranks: int) -> int:
+        meanwhile = [one for rank in range(ranks) for one in beats(rank, 118 if rank < behind else 120)]
+        between = [replace(one, phase="input") for one in sorted(meanwhile, key=lambda one: one.at_ns)]
+        profile = Profile()
+        (found,) = profile.runcall(stalls, between, ranks)
+        assert (found.ranks, found.phase) == ((), "between")
+        codes = ((getattr(entry.code, "co_filename", ""), entry.callcount) for entry in profile.getstats())
+        return sum(count for file, count in codes if file.endswith(("held_up.py", "stall.py")))
+
+    assert calls(48) < 3 * calls(24)
 
 
 def test_it_is_the_rank_that_sends_nothing_as_one_that_is_stopped() -> None:

@@ -164,6 +164,17 @@ def behind(counts: Mapping[int, Counts]) -> Found | None:
     return ("behind", ranks, behind[min(ranks)]) if ranks else ("crossed", set(behind), {})
 
 
+def is_behind(own: Counts, other: Counts) -> bool:
+    """Returns whether one of two ranks is: it has issued fewer in a group of both, and more in none."""
+    fewer = False
+    for group, count in own.items():
+        seen = other.get(group, count)
+        if count > seen:
+            return False
+        fewer = fewer or count < seen
+    return fewer
+
+
 def _by_group(counts: Mapping[int, Counts]) -> Iterable[Mapping[int, int]]:
     issued: dict[GroupKey, dict[int, int]] = {}
     for rank, groups in counts.items():

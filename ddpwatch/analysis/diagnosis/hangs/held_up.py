@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.hangs.blame import Counts, behind, counts_of
-from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack
+from ddpwatch.analysis.diagnosis.hangs.stall import EARLY, Stall, TimedBeat
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import SILENT_NS
 from ddpwatch.wire.messages import Beat
 
-EARLY = 0.25  # of a stall: what a heartbeat shows before that may be a usual step
-SAME = 0.01  # of a stall: two ranks' heartbeats that are no further apart show the same moment
 _PHASES = {  # of a pause, by what heartbeats say
     "data": "data", "save": "checkpoint", "compile": "compilation", "validation": "validation", "input": "between",
 }  # fmt: skip
-_Beat = tuple[int, Beat]  # and when it was, since the step started (ns)
-
-
-class Worked(NamedTuple):
-    """How long a stall's other ranks did something between steps themselves, before they waited (ns).
-
-    Attributes:
-        at_least: One was seen that did not wait, so long after the step's start, and before the stall's end; else 0.
-        at_most: So long after the step's start, one was seen waiting; None if none was.
-    """
-
-    at_least: int
-    at_most: int | None
-
-
-NOT_SEEN: Final = Worked(0, None)
 
 
 class HeldUp:
@@ -86,58 +67,9 @@ class HeldUp:
         between = [gaps.get(slow[0], 0), *(at for at, beat in beats[slow[0]] if beat.phase == "input")]
         return slow[0] if max(between) >= excess_ns * EARLY else None
 
-    def seen_behind(self, across: StepAcrossRanks, excess_ns: int) -> int | None:
-        """Returns the rank that had issued fewer collectives, well into a stall, than another one before.
-
-        In one stall, that may be chance: it is last by less than a usual step. None if it is not known, or of several.
-        """
-        beats, found = self._beats_in(across), set[int]()
-        for rank, own in beats.items():
-            for at, beat in own:
-                before = (
-                    {rank: beat, other: seen}
-                    for other, them in beats.items()
-                    for then, seen in them
-                    if other != rank and then <= at + excess_ns * SAME
-                )
-                if excess_ns * EARLY <= at <= excess_ns and any(self._behind(pair) == rank for pair in before):
-                    found.add(rank)
-        return found.pop() if len(found) == 1 else None
-
-    def worked(
-        self,
-        across: StepAcrossRanks,
-        rank: int,
-        excess_ns: int,
-        stacks: Mapping[int, CallStack],
-        marked: Mapping[int, int],
-    ) -> Worked:
-        """Returns how long the others did something of their own in a stall, before they waited for that rank.
-
-        Args:
-            across: The step.
-            rank: The one that they waited for.
-            excess_ns: How much longer than usual it took.
-            stacks: Where ranks were in it.
-            marked: Until when marks show a rank at work in it (ns since it started).
-        """
-        beats, moment = self._beats_in(across), excess_ns * SAME
-        at_least, at_most = list[int](), list[int]()
-        at_least += (at for other, at in marked.items() if other != rank)
-        for other, at, beat in ((one, at, beat) for one, seen in beats.items() for at, beat in seen if one != rank):
-            pairs = [(then, {rank: own, other: beat}) for then, own in beats[rank] if at <= excess_ns]
-            stack = stacks.get(other)
-            stands = stack is not None and stack.in_collective and beat.at_ns >= stack.at_ns
-            if beat.phase != "input":  # it is in its step, and waits there
-                at_most.append(max(0, at - beat.at_ns + beat.since_ns))
-            elif stands or any(then >= at - moment and self._behind(pair) == rank for then, pair in pairs):
-                at_most.append(at)
-            elif EARLY * excess_ns <= at <= excess_ns:
-                works = stack is not None and not stack.in_collective and beat.at_ns <= stack.at_ns
-                if works or any(then <= at + moment and self._reach(pair, rank) for then, pair in pairs):
-                    at_least.append(at)
-        surely = (min(at, excess_ns - at) for at in at_least)  # it may have been after they had waited
-        return Worked(max((*surely, 0)), min((at for at in at_most if at <= excess_ns), default=None))
+    def stall(self, across: StepAcrossRanks, excess_ns: int) -> Stall:
+        """Returns what heartbeats show together of a step that took so much longer than usual."""
+        return Stall(self._beats_in(across), self._groups, excess_ns)
 
     def doing(self, across: StepAcrossRanks, ranks: Sequence[int], excess_ns: int) -> str:
         """Returns what ranks did in a stall: a phase, by their heartbeats. Empty if these are not of one mind."""
@@ -148,7 +80,9 @@ class HeldUp:
             found.add(max(phases, key=phases.__getitem__, default=""))
         return found.pop() if len(found) == 1 else ""
 
-    def _by_beats(self, across: StepAcrossRanks, beats: Mapping[int, Sequence[_Beat]], excess_ns: int) -> int | None:
+    def _by_beats(
+        self, across: StepAcrossRanks, beats: Mapping[int, Sequence[TimedBeat]], excess_ns: int
+    ) -> int | None:
         """Returns who had issued fewer collectives than all others, a usual step before or overdue, or sent nothing."""
         usual_ns, late = across.longest_ns - excess_ns, _missing(across)
         for which in (-1, 0):  # by its last heartbeat, or its first
@@ -172,7 +106,7 @@ class HeldUp:
         ]
         return silent[0] if len(silent) == 1 else None
 
-    def _beats_in(self, across: StepAcrossRanks) -> dict[int, list[_Beat]]:
+    def _beats_in(self, across: StepAcrossRanks) -> dict[int, list[TimedBeat]]:
         """Returns the heartbeats of each rank in a step; times since it started, so that hosts' clocks do not matter.
 
         Of ranks that started it later than others, where that is known: since these did.
@@ -188,10 +122,6 @@ class HeldUp:
         """Returns whether all have issued as many collectives, by one heartbeat of each."""
         return bool(beats) and behind(self._counts(beats)) is None
 
-    def _reach(self, beats: Mapping[int, Beat], rank: int) -> bool:
-        """Returns whether a rank is known to have issued as many collectives as the others, by a heartbeat of each."""
-        return all(self._counts(beats).values()) and self._behind(beats) != rank
-
     def _counts(self, beats: Mapping[int, Beat]) -> dict[int, Counts]:
         return {rank: counts_of(beat, self._groups.of_rank(rank)) for rank, beat in beats.items()}
 
@@ -201,7 +131,7 @@ class HeldUp:
         return next(iter(shown[1])) if shown is not None and shown[0] == "behind" and len(shown[1]) == 1 else None
 
 
-def _before(beats: Mapping[int, Sequence[_Beat]], rank: int, before_ns: int) -> dict[int, Beat]:
+def _before(beats: Mapping[int, Sequence[TimedBeat]], rank: int, before_ns: int) -> dict[int, Beat]:
     """Returns the newest heartbeat of each other rank before some time; none if that is not known of all."""
     others = {other: [beat for at, beat in found if at <= before_ns] for other, found in beats.items() if other != rank}
     return {other: found[-1] for other, found in others.items()} if all(others.values()) else {}
@@ -213,7 +143,7 @@ def _missing(across: StepAcrossRanks) -> dict[int, int]:
     return {rank: start - min(starts.values()) for rank, start in starts.items()}
 
 
-def _began(beats: Sequence[_Beat]) -> list[int]:
+def _began(beats: Sequence[TimedBeat]) -> list[int]:
     """Returns by when a rank's forward had started, by each heartbeat that shows it.
 
     Where bare steps start before their forward does, as in a loop without a wrapper, that is when the step started.

@@ -12,7 +12,8 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import AccountKey, Ledger, account_of, own_times
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack
-from ddpwatch.analysis.diagnosis.hangs.held_up import EARLY, HeldUp, Worked
+from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
+from ddpwatch.analysis.diagnosis.hangs.stall import EARLY, Worked
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
@@ -211,13 +212,11 @@ class Pauses:
 
     def _note_worked(self, pause: Pause, facts: StepFacts, excess: int, stacks: Mapping[int, CallStack]) -> None:
         """Notes who was behind in a stall of which no launch shows that, and what the others did before they waited."""
-        rank, across, marked = pause.ranks[0] if pause.ranks else None, facts.across, facts.split.marked_until
-        if rank is None and pause.phase != "data" and (rank := self._held_up.seen_behind(across, excess)) is not None:
+        rank, stall = pause.ranks[0] if pause.ranks else None, self._held_up.stall(facts.across, excess)
+        if rank is None and pause.phase != "data" and (rank := stall.behind()) is not None:
             pause.behind[rank] += 1
-        late = across.ranks if rank is None else (rank,)
-        found = [self._held_up.worked(across, one, excess, stacks, marked) for one in late]
-        pause.untimed = 1
-        pause.worked = found[0] if rank is not None else Worked(min(one.at_least for one in found), None)
+        late = tuple(facts.across.ranks) if rank is None else (rank,)
+        pause.untimed, pause.worked = 1, stall.worked(late, stacks, facts.split.marked_until)
 
     def _note_lags(self, across: StepAcrossRanks) -> None:
         """Notes which ranks began later than the first one, and which have caught up: others wait for them once."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 from ddpwatch.analysis.diagnosis.accounts.accounts import AccountKey
 from ddpwatch.analysis.diagnosis.causes.devices import Denied, DeviceCause
 from ddpwatch.analysis.diagnosis.hangs.call_stack import shared_site
-from ddpwatch.analysis.diagnosis.hangs.held_up import EARLY, NOT_SEEN, Worked
+from ddpwatch.analysis.diagnosis.hangs.stall import EARLY, NOT_SEEN, Worked
 from ddpwatch.analysis.diagnosis.incident import Incident
 
 KEEP_STRUCK = 512  # newest, of a pause that recurs
