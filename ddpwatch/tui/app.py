@@ -392,14 +392,19 @@ class DashboardApp(App[int]):
         super().notify(shorten_name(message, 1000), markup=False, **options)
 
     async def action_quit(self) -> None:
-        """Leaves at once."""
+        """Leaves at once. A Ctrl-C on its way here was pressed after this key: it is the job's."""
+        is_the_jobs = self._interrupts > 0 and not self._leaving
         self.exit(0)
+        if is_the_jobs and self._interrupt_job is not None:
+            self._interrupt_job()
 
     def action_interrupt(self) -> None:
         """Leaves by Ctrl-C; it is the job's if the dashboard is already closing."""
         if not self._leaving:
-            self._interrupts += 1
-            (self.focused or self.screen).post_message(Interrupt())
+            if (self.focused or self.screen).post_message(Interrupt()):
+                self._interrupts += 1
+            else:  # what has the focus is closing
+                self.exit(0)
         elif self._interrupt_job is not None:
             self._interrupt_job()
 
@@ -413,8 +418,6 @@ class DashboardApp(App[int]):
         """Leaves. Whoever presses Ctrl-C from then on, while the dashboard closes, means the job."""
         if self._interrupt_job is not None and not self._leaving:
             let_keys_interrupt()
-            if self._interrupts:
-                self._interrupt_job()
         self._leaving = True
         super().exit(*arguments, **options)
 

@@ -9,6 +9,7 @@ from textual.widgets import OptionList
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import FrameList, ReplaySpec
+from ddpwatch.tui.feed import events as posted
 from ddpwatch.tui.runs import RunPicker, RunsApp
 from ddpwatch.tui.screens import HelpScreen
 from tests.support.dashboards import Clock, FakeJobs, FakeSource, live_app, replay_app, screen_text, until
@@ -267,7 +268,8 @@ class TestQuit:
             assert not app.is_running or app._exit
 
     @pytest.mark.parametrize(
-        ("keys", "interrupted"), [(["q"], 0), (["ctrl+c"], 0), (["q", "ctrl+c"], 1), (["ctrl+c", "q", "ctrl+c"], 1)]
+        ("keys", "interrupted"),
+        [(["q"], 0), (["ctrl+c"], 0), (["q", "ctrl+c"], 1), (["ctrl+c"] * 3, 0), (["ctrl+c", "q"], 0)],
     )
     async def test_ctrl_c_after_q_is_the_jobs(self, keys, interrupted):
         jobs, calls = FakeJobs("run-1"), []
@@ -279,6 +281,27 @@ class TestQuit:
             await until(pilot, lambda: app._exit)
         assert len(calls) == interrupted
         assert app.return_code == 0
+
+    async def test_ctrl_c_of_a_dashboard_that_breaks_is_not_the_jobs(self):
+        jobs, calls = FakeJobs("run-1"), []
+        app = live_app(jobs, interrupt=partial(calls.append, "interrupted"))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, jobs)
+            app.action_interrupt()
+            app.take_event(posted.Failed(UsageError("cut")))
+            await until(pilot, lambda: app._exit)
+        assert not calls
+
+    async def test_ctrl_c_leaves_though_what_has_the_focus_is_closing(self, monkeypatch):
+        jobs, calls = FakeJobs("run-1"), []
+        app = live_app(jobs, interrupt=partial(calls.append, "interrupted"))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await watching(pilot, jobs)
+            with monkeypatch.context() as closing:
+                closing.setattr(app.focused or app.screen, "post_message", lambda message: False)
+                app.action_interrupt()
+            assert app._exit
+        assert not calls
 
     async def test_a_feed_that_breaks_ends_the_app_with_its_error(self):
         class Broken(FrameList):
