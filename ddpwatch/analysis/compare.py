@@ -385,27 +385,28 @@ def _reach(spread: float, blocks: int) -> float:
 def _because(a: RunSeries, b: RunSeries) -> tuple[str, str]:
     """Returns the phase that explains a difference, and words for it; both empty if none does.
 
-    Where exposed communication does, too, it may be waiting: then the rank that others waited for knows more.
+    Where exposed communication changed about as much, it may be waiting: then whoever the others waited for knows more.
     """
     found = _explaining(a, b, a.phases, b.phases)
     if not found:
         return "", ""
-    phase = found[0]
+    phase = next(iter(found))
+    waits = 4 * abs(found.get("exposed_comm", 0.0)) >= 3 * abs(found[phase])
     name, (before, after) = _PHASE_NAMES[phase], (run.shown.get(phase) or median(run.phases[phase]) for run in (a, b))
-    of_rank = _explaining(a, b, a.waited_for, b.waited_for)
-    if "exposed_comm" in found and of_rank and (own := of_rank[0]) != "exposed_comm":
+    own = next(iter(_explaining(a, b, a.waited_for, b.waited_for)), "exposed_comm")
+    if waits and own != "exposed_comm":
         phase, name = own, f"{_PHASE_NAMES[own]} of the rank that others waited for"
         before, after = (median(run.waited_for[own]) for run in (a, b))
     verb = "fell" if after < before else "rose"
     return phase, f", because {name} {verb} from {two_digits(before)} to {two_digits(after)} ms"
 
 
-def _explaining(a: RunSeries, b: RunSeries, of_a: _Phases, of_b: _Phases) -> list[str]:
-    """Returns the phases that changed with the step by a third of its change or more; those that changed most first."""
+def _explaining(a: RunSeries, b: RunSeries, of_a: _Phases, of_b: _Phases) -> dict[str, float]:
+    """Returns by how much phases changed with the step: those by a third of its change or more, the largest first."""
     change = _change(a.step, b.step)
     changes = {phase: _change(*series) for phase in PHASES if all(series := _comparable(of_a, of_b, phase))}
-    found = [phase for phase, by in changes.items() if by * change > 0 and 3 * abs(by) >= abs(change)]
-    return sorted(found, key=lambda phase: -abs(changes[phase]))
+    found = [(phase, by) for phase, by in changes.items() if by * change > 0 and 3 * abs(by) >= abs(change)]
+    return dict(sorted(found, key=lambda item: -abs(item[1])))
 
 
 def _change(a: Sequence[float], b: Sequence[float]) -> float:
