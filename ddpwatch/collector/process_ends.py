@@ -80,7 +80,7 @@ class ProcessLiveness:
 
     def take_goodbye(self, rank: int, goodbye: Bye) -> None:
         """Follows the rank only as long as its exit code may say something else."""
-        if goodbye.by == "rank" and goodbye.reason == "finished" and rank in self.fds.values():
+        if goodbye.exits and goodbye.reason == "finished" and rank in self.fds.values():
             self._leaving[rank] = goodbye
         else:
             self.forget(rank)

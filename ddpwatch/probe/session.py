@@ -107,6 +107,7 @@ class ProbeSession:
         self._started = False
         self._ended_by: BaseException | None = None
         self._exit_code: int | None = None  # of ``os._exit``, or of a process that multiprocessing started
+        self._exits = False  # the interpreter has called its exit handlers
         self._undo: list[Callable[[], object]] = []  # takes back what is not a module's
         self._undo_at_end: list[Callable[[], object]] = []
         self.active = True
@@ -376,6 +377,7 @@ class ProbeSession:
 
     def _close_at_exit(self) -> None:
         """Closes; a signal that comes meanwhile would have found an unwatched job gone."""
+        self._exits = True
         with contextlib.suppress(KeyboardInterrupt, SystemExit):
             self.close()
 
@@ -417,6 +419,7 @@ class ProbeSession:
             at_ns=time.monotonic_ns(),
             step=recorder.steps,
             phase="" if self._gave_up_ns else recorder.phase,
+            exits=self._exits,
         )
 
     def _take_failure(self, feature: Feature, error: Exception) -> None:

@@ -433,7 +433,8 @@ class Device(msgspec.Struct, tag="device", tag_field="type", kw_only=True, omit_
 class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True, omit_defaults=True):
     """The end of a rank (``rank`` set) or of the whole run (``rank`` None, sent by the collector).
 
-    ``phase``, ``step`` and ``in_flight`` are the last that is known of the rank.
+    ``phase``, ``step`` and ``in_flight`` are the last that is known of the rank. If it ``exits``, its process is about
+    to end, by a code that its exit handlers do not know; else it may go on without ddpwatch.
     """
 
     rank: Rank | None
@@ -445,6 +446,7 @@ class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True, omit_defaul
     step: Count | None = None
     phase: Name = ""
     in_flight: Annotated[list[Count], Meta(max_length=65536)] = []
+    exits: bool = False
 
 
 def sends_no_more(message: Bye | Beat) -> bool:

@@ -332,7 +332,7 @@ def test_a_process_that_ends_without_a_goodbye_has_finished_if_its_exit_code_say
     follows.close()
 
 
-FINISHED = Bye(rank=0, by="rank", reason="finished", at_ns=5, step=7, phase="input")
+FINISHED = Bye(rank=0, by="rank", reason="finished", at_ns=5, step=7, phase="input", exits=True)
 
 
 @pytest.mark.parametrize(
@@ -376,6 +376,20 @@ def test_what_has_only_stopped_watching_is_not_waited_for_unless_another_rank_fa
             collector._publish(message)
         assert collector._is_over() is (reason == "finished")
         collector._publish(structs.replace(hello, pid=os.getpid()))
+        end()
+        assert collector._liveness.corrections(set(collector._liveness.fds)) == []
+
+
+def test_the_exit_code_of_a_process_that_went_on_without_ddpwatch_is_not_its_rank_s(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray ends its workers with code 1 after they have trained."""
+    monkeypatch.setattr(service, "EXIT_S", 1e9)
+    monkeypatch.setattr(collector, "_options", Options(run_id=RUN, world_size=1, watch_pid=os.getpid()))
+    with ending("exit(1)") as (hello, end):
+        for message in (hello, structs.replace(FINISHED, exits=False)):
+            collector._publish(message)
+        assert collector._is_over()
         end()
         assert collector._liveness.corrections(set(collector._liveness.fds)) == []
 
