@@ -28,8 +28,8 @@ _NO_CORE = "on its host, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the c
 _SLOW_MACHINE = "its code is not why: look at clocks, power limits and other processes of its device and host"
 _WHERE = {
     "forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer",
-    "sync": "while it waits for its buckets", "input": "before the forward", "between": "after the forward or backward",
-    GPU: "on the GPU",
+    "sync": "while it waits for its buckets", "data": "while it waits for data", "input": "before the forward",
+    "between": "after the forward or backward", GPU: "on the GPU",
 }  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from ddpwatch.wire.messages import Bye, EndReason, Hello
 from ddpwatch.wire.transport import ConnectionMonitor, Socket
 
 _NOBODY = 0  # no process has this pid
+_SILENTLY = " without saying goodbye"
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,8 @@ class ProcessLiveness:
             readable: As for `departures`.
         """
         said = self._leaving.copy()
-        ended = [(said[rank], _exit_code(status)) for rank, status in self._ended(readable, said)]
-        return [_corrected(goodbye, code) for goodbye, code in ended if code]
+        ended = self._ended(readable, said)
+        return [found for rank, status in ended if (found := corrected(said[rank], _departure(status))) is not None]
 
     def _ended(self, readable: Container[object], ranks: Container[int]) -> Iterator[tuple[int, int | None]]:
         """Yields those of the ranks whose processes have ended, with their wait status, and forgets them."""
@@ -169,19 +171,23 @@ def _departure(status: int | None) -> Departure:
         with contextlib.suppress(ValueError):
             name = signal.Signals(number).name
         return Departure("killed", name, number, now_ns)
-    code = _exit_code(status)
-    return Departure("lost" if code else "finished", f"exited with code {code} without saying goodbye", None, now_ns)
+    code = status >> 8
+    return Departure("lost" if code else "finished", f"exited with code {code}{_SILENTLY}", None, now_ns)
 
 
-def _exit_code(status: int | None) -> int | None:
-    """Returns the exit code in a wait status; None if that is unknown, or if a signal ended the process."""
-    return None if status is None or status & 0x7F else status >> 8
+def corrected(goodbye: Bye, departure: Departure) -> Bye | None:
+    """Returns the goodbye of a rank that said it had finished, if its process failed on its way out; else None.
 
-
-def _corrected(goodbye: Bye, code: int) -> Bye:
-    """Returns the goodbye of a rank that has exited with that code."""
-    detail = "; ".join(filter(None, (f"exited with code {code}", goodbye.detail)))
-    return msgspec.structs.replace(goodbye, by="collector", reason="lost", detail=detail)
+    It failed with an exit code, or crashed. Other signals are the launcher's, which ends what is left.
+    """
+    crashed = departure.signal in _CRASHES
+    code = departure.detail.removesuffix(_SILENTLY)
+    failed = crashed or (departure.reason == "lost" and code != departure.detail)
+    if not (failed and goodbye.exits and goodbye.reason == "finished"):
+        return None
+    detail = "; ".join(filter(None, (code, goodbye.detail)))
+    about = {"reason": departure.reason, "detail": detail, "signal": departure.signal}
+    return msgspec.structs.replace(goodbye, by="collector", **about)
 
 
 def _proc_state(pid: int) -> tuple[str, int | None]:

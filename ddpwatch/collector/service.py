@@ -23,7 +23,7 @@ from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.node_links import NodeLinks
-from ddpwatch.collector.process_ends import Connections, Departure, ProcessLiveness
+from ddpwatch.collector.process_ends import Connections, Departure, ProcessLiveness, corrected
 from ddpwatch.collector.recording_thread import CLOSE_S, RecordingState, RecordingThread
 from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.errors import DdpwatchError, UsageError
@@ -253,8 +253,10 @@ class Collector:
                 self._liveness.follow(message)
         elif isinstance(message, Bye) and message.rank is not None:
             self._last_end = time.monotonic()
-            self._departed.pop(message.rank, None)
+            departure = self._departed.pop(message.rank, None)
             self._liveness.take_goodbye(message.rank, message)
+            if departure is not None and (failed := corrected(message, departure)) is not None:
+                self._publish(failed)  # its process had ended before that was read
 
     def _note_previous(self, hello: Hello) -> None:
         """Lets `ddpwatch ls` say which run this one continues: a rank of any node may know it."""

@@ -35,6 +35,7 @@ class Heartbeat:
         memory: What it uses of a GPU's memory.
 
     Attributes:
+        doing: As given.
         last_hook: The newest parameter with a gradient, as far as steps that were sent say.
     """
 
@@ -51,7 +52,7 @@ class Heartbeat:
         self._rank = rank
         self._recorder = recorder
         self._watched = watched
-        self._doing = doing
+        self.doing = doing
         self._trained = trained
         self._memory = memory
 
@@ -87,7 +88,7 @@ class Heartbeat:
             return []
 
     def _activity(self, watched: list[Watched], now: int) -> Doing:
-        doing = self._doing()
+        doing = self.doing()
         if doing[0]:
             return doing
         if (since_ns := self._validating_since(watched, now)) is not None:

@@ -86,7 +86,7 @@ class Sender(threading.Thread):
         self._guard = guard
         self._heartbeat = heartbeat or Heartbeat(rank, recorder)
         self.stacks = StackTaker(rank, threading.get_ident())  # it is made on the training thread
-        self._sampling = StackSampling(rank, recorder, queue.post, guard)
+        self._sampling = StackSampling(rank, recorder, queue.post, guard, self._heartbeat.doing)
         self._starting_until_s = time.monotonic() + STARTING_S
         self._stopping = threading.Event()
         self._goodbye: Bye | None = None

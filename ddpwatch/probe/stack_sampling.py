@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.common.call_sites import is_library
 from ddpwatch.common.units import NS_PER_S
+from ddpwatch.probe.activity import NOTHING, Doing
 from ddpwatch.probe.forward_inputs import MODULE_CALL
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.identity import as_text
@@ -51,13 +52,22 @@ class StackSampling:
         recorder: Says where training is, and what is ordered.
         post: Takes the samples.
         guard: Takes errors on the sampling thread.
+        doing: What the rank waits for or does outside its steps.
 
     Attributes:
         profiling: What follows the orders to profile.
     """
 
-    def __init__(self, rank: int, recorder: StepRecorder, post: Callable[[StackSamples], object], guard: Guard) -> None:
+    def __init__(
+        self,
+        rank: int,
+        recorder: StepRecorder,
+        post: Callable[[StackSamples], object],
+        guard: Guard,
+        doing: Callable[[], Doing] = lambda: NOTHING,
+    ) -> None:
         self._rank = rank
+        self._doing = doing
         self._recorder = recorder
         self._post = post
         self._guard = guard
@@ -110,7 +120,8 @@ class StackSampling:
                 break
             with _NO_COLLECTION:
                 if (stack := _stack(self._thread)) is not None:
-                    samples.add_stack(stack, recorder.phase, recorder.slot)
+                    phase = "data" if self._doing()[0] == "data" else recorder.phase
+                    samples.add_stack(stack, phase, recorder.slot)
                     del stack
         return StackSamples(
             rank=self._rank,

@@ -110,7 +110,7 @@ def more(found: Explanation) -> list[LineDifference]:
     [
         ("forward", "mask_spans", 20, "forward", "blocks.1"),
         ("backward", "backward", 40, "backward", ""),  # of two functions
-        ("data", "augment", 20, "input", ""),
+        ("data", "augment", 20, "data", ""),
     ],
 )
 def test_the_line_is_named(case: str, function: str, ms: float, phase: str, module: str, explained: Explained) -> None:

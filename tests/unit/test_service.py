@@ -341,6 +341,7 @@ FINISHED = Bye(rank=0, by="rank", reason="finished", at_ns=5, step=7, phase="inp
         ("exit(3)", "exited with code 3"),
         ("exit()", ""),
         ("import os; os.kill(os.getpid(), 9)", ""),  # it is the launcher that does not wait for its exit handlers
+        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
     ],
 )
 def test_a_rank_that_says_it_has_finished_may_have_failed_all_the_same(
@@ -358,9 +359,24 @@ def test_a_rank_that_says_it_has_finished_may_have_failed_all_the_same(
         end()
         collector._handle_departures(set(collector._liveness.fds))
     assert collector._is_over()
-    corrected = [structs.replace(FINISHED, by="collector", reason="lost", detail=said)] if said else []
-    assert published == [hello, FINISHED, *corrected]
-    assert collector._hub.end_reason() == ("lost" if said else "finished")
+    reason, number = ("killed", 11) if said == "SIGSEGV" else ("lost", None)
+    failed = [structs.replace(FINISHED, by="collector", reason=reason, detail=said, signal=number)] if said else []
+    assert published == [hello, FINISHED, *failed]
+    assert collector._hub.end_reason() == (reason if said else "finished")
+
+
+def test_an_end_that_is_noticed_before_the_goodbye_is_read_corrects_it(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[Message] = []
+    monkeypatch.setattr(collector._links, "send_up", lambda message, frame: published.append(message))
+    with ending("exit(3)") as (hello, end):
+        collector._publish(hello)
+        end()
+        collector._handle_departures(set(collector._liveness.fds))
+        collector._publish(FINISHED)
+    failed = structs.replace(FINISHED, by="collector", reason="lost", detail="exited with code 3")
+    assert published == [hello, FINISHED, failed]
 
 
 @pytest.mark.parametrize("reason", ["finished", "exception"])
