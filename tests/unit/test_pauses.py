@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
-from ddpwatch.analysis.diagnosis.rules.pauses import joined
+from ddpwatch.analysis.diagnosis.rules.pause_or_hang import joined
 from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
 from ddpwatch.wire.messages import Device, Mark, RankSample, Span, Stack
 from tests.support.frames import (

@@ -26,7 +26,8 @@ from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.analysis.diagnosis.late.residuals import KEEP_STEPS
 from ddpwatch.analysis.diagnosis.late.streak import Streak
-from ddpwatch.analysis.diagnosis.rules.pauses import Pauses, joined
+from ddpwatch.analysis.diagnosis.rules.pause_or_hang import joined
+from ddpwatch.analysis.diagnosis.rules.pauses import Pauses
 from ddpwatch.analysis.diagnosis.rules.rules import Rules
 from ddpwatch.analysis.diagnosis.standing import Standing, is_costly, rejoined
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
