@@ -188,7 +188,7 @@ def test_a_rank_that_ends_before_rank_0_has_answered_waits_a_little(
 
     def find() -> CollectorAddress | None:
         asked_late.extend([1] if sender._stopping.is_set() else [])
-        return here(endpoint) if asked_late[2:] else None
+        return here(endpoint) if asked_late else None
 
     sender, queue, _ = sender_of(1, find, pytest.fail)
     queue.post(hello_of(1, 2))
