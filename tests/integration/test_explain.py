@@ -29,6 +29,7 @@ from tests.support.jobs import SCRIPTS, Job, collector_pids, ddpwatch, live, mes
 pytestmark = [pytest.mark.xdist_group("explain"), pytest.mark.seconds(70)]  # one job for all
 SCRIPT = SCRIPTS / "explained.py"
 STEPS = 40
+MOST = 3  # times as many, if these show nothing surely
 CALLS = 20  # of an operator
 
 
@@ -69,6 +70,8 @@ def ask_all(folder: Path) -> Explained:
         for case in ("forward", "backward", "data"):
             begin(folder, case)
             found.of_case[case] = ask(info)
+            if not found.of_case[case].lines[0].certain:  # on a busy machine, samples are few: it says to take more
+                found.of_case[case] = ask(info, MOST * STEPS)
         wait_for(lambda: len(collector_pids(info.run_id)) == 1, "who explains the first incident ends")
         (found.by_default,) = json.loads(ddpwatch("explain", "--steps", str(STEPS), "--json").stdout)
         begin(folder, "operators")
@@ -89,8 +92,8 @@ def begin(folder: Path, case: str) -> None:
     wait_for(lambda: all((folder / rank).exists() and (folder / rank).read_text() == case for rank in "01"), case)
 
 
-def ask(info: RunInfo) -> Explanation:
-    return explain_live(LiveSource(info.publish), 1, 0, STEPS, lambda line: None)[0]
+def ask(info: RunInfo, steps: int = STEPS) -> Explanation:
+    return explain_live(LiveSource(info.publish), 1, 0, steps, lambda line: None)[0]
 
 
 def lines_of(function: str) -> range:
@@ -124,7 +127,7 @@ def test_the_line_is_named(case: str, function: str, ms: float, phase: str, modu
     assert found.text.startswith("rank 1 spends ")
     assert f" ms more a step in {function}() (explained.py:{line.line})" in found.text
     assert (found.rank, found.peer) == (1, 0)
-    assert 0.75 * STEPS <= found.steps <= STEPS  # but for bare ones, and those in which no sample was to be had
+    assert 0.75 * STEPS <= found.steps <= MOST * STEPS  # but for bare ones, and those in which no sample was to be had
     waits = [each for each in found.lines if each.phase == "sync"]
     assert sum(each.difference_ms or 0 for each in waits) < -10  # its peer waits for it
 
