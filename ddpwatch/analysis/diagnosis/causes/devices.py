@@ -230,11 +230,15 @@ class DeviceCauses:
         """
         if found.signal.name not in SHORTAGES:
             return True
-        known = list(self._ranks.past)
-        there = [rank for rank in known if self.placement.hosts.get(rank) == found.host]  # type: ignore[call-overload]
-        waits = (self._ranks.now(rank, window)["wait"] for rank in _spread(there or known))
-        own = p50(waits) if found.signal is CPU_PRESSURE else None
+        own = self._waited_on(found.host, window) if found.signal is CPU_PRESSURE else None
         return 2 * (found.value if own is None else own) >= share
+
+    def _waited_on(self, host: Host, window: _Window) -> float | None:
+        """Returns what the median rank of a host waited for a core; of all ranks, if none is known to be there."""
+        there: Sequence[Hashable] = [
+            rank for rank, place in self.placement.hosts.items() if place == host and rank in self._ranks.past
+        ]
+        return p50(self._ranks.now(rank, window)["wait"] for rank in _spread(there or list(self._ranks.past)))
 
     def _busy_on(self, found: _Found, window: _Window) -> list[BusyProcess] | None:
         """Returns which processes had the cores that were short; of several hosts that are alike, none."""

@@ -17,7 +17,7 @@ TimedBeat = tuple[int, Beat]  # and when it was, since the step started (ns)
 
 
 class Worked(NamedTuple):
-    """How long a stall's other ranks did something between steps themselves, before they waited (ns).
+    """The time that a stall's other ranks spent on work of their own between steps, before they waited (ns).
 
     Attributes:
         at_least: One was seen that did not wait, so long after the step's start, and before the stall's end; else 0.
@@ -150,17 +150,17 @@ class _Beats(NamedTuple):
 
     @property
     def first(self) -> int:
-        """When the first came."""
+        """The time of the first (ns since the step started)."""
         return self.timed[0][0]
 
     @property
     def last(self) -> int:
-        """When the last came."""
+        """The time of the last (ns since the step started)."""
         return self.timed[-1][0]
 
 
 class _Ahead:
-    """What ranks have issued so far."""
+    """The collectives that ranks have issued so far."""
 
     def __init__(self) -> None:
         self._all: list[_Beats] = []

@@ -131,12 +131,12 @@ class Spell:
 
     @property
     def longer(self) -> float:
-        """By how much a step is longer than usual, as a share of that, where the account has what is longer."""
+        """The share by which a step is longer than usual, where the account has what is longer."""
         return self.cost_ns / self.count / self.usual if self.count and self.usual else 0.0
 
     @property
     def gain(self) -> float:
-        """By how much a step would be shorter, as a share of what it takes."""
+        """The share by which a step would be shorter."""
         return 1 - 1 / (1 + self.longer)
 
     def add_split(self, split: StepSplit, ns: int) -> None:
