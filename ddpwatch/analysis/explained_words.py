@@ -76,6 +76,9 @@ def sentences(
         following = (
             _PARAMETERS if any(line.function == _GRADIENT and _calls_more(line) for line in lines) else following
         )
+        if not larger and _lacks_a_core(longer, *ranks):
+            said, following = f"{said}, as {denied}", _NO_CORE
+            denied = ""
     elif (other := _other_operator(lines, ranks[1].step_ms)) is not None:
         said = f"rank {own.rank} runs other operators than rank {own.peer}, at no cost beyond noise: {_calls(other)}"
         following = _PARAMETERS if other.function == _GRADIENT else f"look at what calls {other.place} on one of them"
@@ -201,6 +204,14 @@ def _denied(own: SampledRank, peer: SampledRank) -> str:
     if own.starved is None or peer.starved is None or own.starved - peer.starved < STARVED:
         return ""
     return f"it waited for a core for {percent(own.starved)} of the time, rank {peer.rank} for {percent(peer.starved)}"
+
+
+def _lacks_a_core(longer: Sequence[LineDifference], own: SampledRank, peer: SampledRank) -> bool:
+    """Returns whether a rank waited that much longer for a core than its peer, as it spends more in its lines."""
+    if not _denied(own, peer):
+        return False
+    own_ms, peer_ms = ((rank.starved or 0.0) * (rank.step_ms or 0.0) for rank in (own, peer))
+    return sum(line.difference_ms or 0.0 for line in longer) <= own_ms - peer_ms
 
 
 def _both_denied(own: SampledRank, peer: SampledRank) -> str:

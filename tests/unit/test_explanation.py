@@ -175,6 +175,23 @@ def test_a_rank_that_had_no_core_does_the_same_work() -> None:
     assert "`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores" in found.next_step
 
 
+@pytest.mark.parametrize(("longer", "is_core"), [(40.0, True), (70.0, False)])
+def test_what_a_rank_spends_more_for_want_of_a_core_is_not_its_code_s(longer: float, is_core: bool) -> None:
+    span_ns = 60 * 200 * MS  # of which it waits for a core for a quarter: 50 ms a step
+    pair = [
+        samples_of(3, [(LOSS, noisy(100, 2)), (FEED, noisy(50 + longer, 4))], run_ns=MS, wait_ns=span_ns // 4),
+        samples_of(0, [(LOSS, noisy(100, 3)), (FEED, noisy(50, 5))], run_ns=MS, wait_ns=0),
+    ]
+    for each in pair:
+        each.start_ns, each.end_ns = 0, span_ns
+    found = explain(pair)
+    assert found is not None
+    assert found.text.startswith("rank 3 spends ")
+    between = ", as it" if is_core else "; it"
+    assert found.text.endswith(f"{between} waited for a core for 25 % of the time, rank 0 for 0 %")
+    assert ("shows who has the cores" in found.next_step) is is_core
+
+
 def test_without_a_peer_it_says_where_the_time_goes() -> None:
     alone = samples_of(3, [(LOSS, [50.0] * 8), (FEED, [60.0] * 8)], peer=None)
     found = explain([alone])
