@@ -41,7 +41,11 @@ def spells_of(shape: list[tuple[int, int]], newest: int) -> list[Incident]:
     for since, until in shape:
         if since <= newest:
             over = min(until, newest)
-            found.append(replace(LATE, since_step=since, until_step=over, steps=over - since + 1, open=newest <= until))
+            found.append(
+                replace(
+                    LATE, since_step=since, until_step=over, steps=over - since + 1, share=0.02, open=newest <= until
+                )
+            )
     return found
 
 
@@ -57,17 +61,22 @@ def hovering(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 
 @settings(max_examples=20)  # of some 800 steps each, whose verdict is asked for after every one
-@given(hovering())
-def test_a_rank_that_hovers_changes_the_verdict_seldom_and_stays_one_incident(shape: list[tuple[int, int]]) -> None:
+@given(hovering(), st.sampled_from([None, 0.06, 0.14]))
+def test_a_rank_that_hovers_changes_the_verdict_seldom_and_stays_one_incident(
+    shape: list[tuple[int, int]], beside: float | None
+) -> None:
     standing, kinds, identities = Standing(), [], set()
+    lasts = [] if beside is None else [replace(EXPOSED, gain=beside)]
     for newest in range(shape[-1][1] + 3 * HOLD):
         joined = rejoined(spells_of(shape, newest))
-        standing.look(joined, range(newest + 1), 0.0, newest * 10**9)
+        standing.look([*joined, *lasts], range(newest + 1), 0.0, newest * 10**9)
         found = standing.judged(joined, range(newest + 1))
-        kinds.append(verdict(Summary(), found, 2, finished_steps=newest).kind)
+        shown = standing.judged([*joined, *lasts], range(newest + 1))
+        kinds.append(verdict(Summary(), shown, 2, finished_steps=newest).kind)
         identities |= {(key_of(one), one.since_step) for one in found}
         assert len(found) <= 1
-    changes = [step for step, (before, now) in enumerate(pairwise(kinds)) if before != now]
+    since = shape[1][0] if lasts and len(shape) > 1 else 0  # what comes for the first time makes way for what lasts
+    changes = [step for step, (before, now) in enumerate(pairwise(kinds)) if before != now and step >= since]
     assert all(third - first > HOLD for first, third in zip(changes, changes[2:], strict=False))
     assert identities == {(key_of(LATE), 20)}
     assert len(found[0].spells_or_one) == len(shape)

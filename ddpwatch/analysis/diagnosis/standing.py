@@ -189,7 +189,8 @@ def urgency(incident: Incident) -> tuple[bool, bool, float]:
 
 
 def _goes_on(incident: Incident) -> bool:
-    return incident.open or KINDS[incident.kind].for_good
+    """Returns whether it lasts, or has come back before, and counts as it may do so again."""
+    return incident.open or KINDS[incident.kind].for_good or (incident.counts and incident.occurrences > 1)
 
 
 def _is_general(incident: Incident) -> bool:
