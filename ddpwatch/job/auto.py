@@ -109,6 +109,22 @@ def install_meshes(meshes: Any) -> None:
     SeenCalls([], end=made, names=["dim_name"], on_error=_unnamed, code=getattr(function, "__code__", None))
 
 
+def install_pipelines(stages: Any) -> None:
+    """Notes in which group the stages of a pipeline talk: mostly nothing else says what it is for.
+
+    Args:
+        stages: The module ``torch.distributed.pipelining.stage``, just imported.
+    """
+
+    def made(group: Any, result: None) -> None:
+        from ddpwatch.probe.group_roles import note_pipeline
+
+        note_pipeline(group)
+
+    function = getattr(getattr(stages, "_PipelineStageBase", None), "__init__", None)
+    SeenCalls([], end=made, names=["group"], on_error=_unnamed, code=getattr(function, "__code__", None))
+
+
 def install_loops(optimizers: ModuleType) -> None:
     """Makes a loop watch itself at its first optimizer step, if nothing else is watched by then.
 

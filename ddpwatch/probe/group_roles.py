@@ -41,7 +41,7 @@ class _Maker(NamedTuple):
 
 
 _makers: weakref.WeakKeyDictionary[Any, _Maker] = weakref.WeakKeyDictionary()
-_dimensions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # of the group of all ranks, its role
+_dimensions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # of all ranks' group, or a pipeline's
 
 
 def note_maker(group: Any) -> None:
@@ -76,9 +76,16 @@ def note_dimension(name: str, group_name: object) -> None:
         _dimensions[world] = role
 
 
-def role_of_all() -> str:
-    """Returns for what a mesh splits the model or its input among all ranks; empty if none does."""
-    return _dimensions.get(dist.group.WORLD, "")
+def note_pipeline(group: Any) -> None:
+    """Notes that the stages of a pipeline talk in a group: that of all ranks if it is None."""
+    group = group or dist.group.WORLD
+    if group is not None:
+        _dimensions[group] = "pp"
+
+
+def noted_role(group: Any) -> str:
+    """Returns what a mesh that splits the model or its input, or a pipeline, has a group for; empty without one."""
+    return _dimensions.get(group, "")
 
 
 def has_maker(group: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from ddpwatch.probe.ddp_collectives import in_groups, issued_by
-from ddpwatch.probe.group_roles import known_role, role_by_name, role_of_all
+from ddpwatch.probe.group_roles import known_role, noted_role, role_by_name
 
 OWN: Final = "own"  # the role of a group that nothing says any other of
 _STDLIB: Final = threading.__file__.rpartition("/")[0] + "/"
@@ -119,9 +119,11 @@ class GroupHook:
 def role_of(group: Any) -> str:
     """Returns what a group is for: the dimension of a mesh, what the job has described it as, or what it calls it."""
     if group is dist.group.WORLD:
-        return role_of_all() or "all ranks"
+        return noted_role(group) or "all ranks"
     described = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
-    return known_role(described) if described not in ("", "undefined") else role_by_name(group) or OWN
+    return (
+        known_role(described) if described not in ("", "undefined") else noted_role(group) or role_by_name(group) or OWN
+    )
 
 
 def others_rest() -> bool:

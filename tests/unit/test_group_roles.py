@@ -14,7 +14,15 @@ from ddpwatch.job import auto
 from ddpwatch.probe import group_roles
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.group_ids import describe
-from ddpwatch.probe.group_roles import has_maker, known_role, note_dimension, note_maker, role_by_name, role_of_name
+from ddpwatch.probe.group_roles import (
+    has_maker,
+    known_role,
+    note_dimension,
+    note_maker,
+    note_pipeline,
+    role_by_name,
+    role_of_name,
+)
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import role_of
 from ddpwatch.probe.own_collectives import LOOKS, OwnCollectiveProbe
@@ -127,11 +135,12 @@ def test_without_torch_s_makers_of_groups_no_more_than_their_names_is_lost(caplo
         patch.setattr(auto, "SeenCalls", lambda places, **options: seen.append({"places": places, **options}))
         auto.install_groups(ModuleType("distributed_c10d"))
         auto.install_meshes(ModuleType("device_mesh"))
+        auto.install_pipelines(ModuleType("stage"))
     for one in seen:
         if not one["places"]:
             assert one["code"] is None
             one["on_error"](RuntimeError("another torch"))
-    assert len(seen) == 3
+    assert len(seen) == 4
     assert "does not watch" not in caplog.text
 
 
@@ -180,5 +189,16 @@ def test_a_mesh_s_dimension_of_all_ranks_is_their_group_s_role(name: str, role: 
         note_dimension("tp", "another")
         note_dimension(name, world.group_name)
         assert role_of(world) == role
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_group_in_which_a_pipeline_s_stages_talk_is_the_pipeline_s() -> None:
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        of_all, other, mesh = dist.group.WORLD, dist.new_group([0]), dist.new_group([0], group_desc="mesh_dp")
+        for group in (None, other, mesh):
+            note_pipeline(group)
+        assert [role_of(group) for group in (of_all, other, mesh)] == ["pp", "pp", "dp"]
     finally:
         dist.destroy_process_group()

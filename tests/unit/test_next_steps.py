@@ -91,6 +91,10 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
     where = places()
     names = "`ddpwatch explain --rank 1` names the lines in which rank 1 spends more"
     assert next_step(late, where) == names
+    stage = replace(late, evidence=Evidence(own_stage=True))
+    assert next_step(stage, where).startswith("give the pipeline more micro-batches")
+    assert next_step(stage, where).endswith(f"; if they have as much to do, {names}")
+    assert next_step(replace(stage, phase="data"), where) == next_step(replace(late, phase="data"), where)
     assert on_screen(names) == "key x names the lines in which rank 1 spends more"
     where.explained = {1: (40, "look at what f() (train.py:3) does")}
     assert next_step(replace(late, since_step=40), where) == "look at what f() (train.py:3) does"
@@ -257,7 +261,7 @@ def test_each_lost_account_has_a_next_step(account: Any) -> None:
 
 ALL = Evidence(
     host="node-a", late_ranks=[0, 1], late_ms=12.5, excess_ms=11.0, watched_steps=434, step_ms=230.0, group=[0, 1, 2],
-    rest_after="forward",
+    own_stage=True, rest_after="forward",
     parts_ms={"backward": 7.0, "data": 4.0}, throughout=True,
     why="behind", issued={0: 10, 1: 12}, call_sites={1: "train.py:7"}, stacks=[STUCK], no_stack={0: "silent"},
     longest_ms=2000.0, ranks=8, unwatched=True, beyond_tail=False, denied=True,

@@ -81,6 +81,28 @@ def test_of_sends_and_receives_only_counts_and_bytes_are_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("late", "whose"),
+    [
+        ({3, 1}, ["rank 1's pipeline stage", "rank 3's pipeline stage"]),
+        ({3}, ["rank 3"]),
+    ],
+    ids=["all of a stage", "one of a stage"],
+)
+def test_a_slow_stage_has_more_to_do_but_a_rank_slower_than_others_of_its_stage_has_not(
+    late: set[int], whose: list[str]
+) -> None:
+    def issued(rank: int) -> list[Issued]:
+        return [("schedules _batch_p2p", "recv", 5 + rank // 2, 10, 4 if rank in late else 4 + LATE_MS)]
+
+    builder = ReportBuilder()
+    for message in run_of({0: ("all ranks", range(4)), 5: ("pp", (0, 1)), 6: ("pp", (2, 3))}, 4, 40, issued):
+        builder.apply_message(message)
+    said = [incident for incident in builder.report().incidents if incident.kind == "straggler"]
+    assert sorted(incident.message.partition(" is late")[0] for incident in said) == whose
+    assert [incident.next_step.startswith("give the pipeline") for incident in said] == [len(late) > 1] * len(late)
+
+
+@pytest.mark.parametrize(
     ("job", "expected"),
     [(experts, "ep 2"), (mesh, "dp 2 × tp 2"), (pipeline, "pp 2")],
     ids=lambda case: getattr(case, "__name__", ""),

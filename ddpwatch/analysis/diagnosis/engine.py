@@ -85,7 +85,7 @@ class Diagnosis:
         self._groups: dict[_Watch, GroupLateness] = {}
         self._late: dict[tuple[_Watch, int], LateRank] = {}  # open, by what showed them, and rank
         self._ended: list[Incident] = []
-        groups = groups or Groups()
+        self._job_groups = groups = groups or Groups()
         self._liveness = RankLiveness(groups)
         self._held_up = HeldUp(groups)
         self._placement = Placement()
@@ -329,10 +329,18 @@ class Diagnosis:
                 watched_steps=streak.watched,
                 step_ms=streak.step_ns / 1e6,
                 group=list(late.peers),
+                own_stage=self._is_own_stage(late) or None,
             ),
         )
         incident = replace(incident, message=late_rank_sentence(incident, self._names))
         return because(incident, self._device_cause(late, incident.phase))
+
+    def _is_own_stage(self, late: LateRank) -> bool:
+        """Returns whether those that a late rank is compared with, and that are not late as well, have other stages."""
+        streak = late.streak
+        ended = (one for one in self._ended if one.until_step is not None and one.until_step >= streak.since)
+        as_late = {rank for one in ended for rank in one.ranks} | {rank for _, rank in self._late}
+        return self._job_groups.is_own_stage(streak.rank, {*late.peers} - as_late - {streak.rank})
 
     def _device_cause(self, late: LateRank, phase: str) -> DeviceCause | None:
         """Returns what the rank's devices did meanwhile; looked up again now and then, while it lasts."""

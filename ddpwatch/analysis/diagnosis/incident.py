@@ -122,6 +122,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         watched_steps: In how many steps that would have shown.
         step_ms: What a typical step took when it was found.
         group: The ranks that it is compared with.
+        own_stage: True if these have other stages of its pipeline: then it may have more to do, and is no slow machine.
         why: Why ranks are blamed for a hang (`ddpwatch.analysis.diagnosis.hangs.blame.Why`), or ``mismatch``.
         issued: How many collectives ranks have issued.
         call_sites: Where in the user's code ranks are.
@@ -155,6 +156,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     watched_steps: int | None = None
     step_ms: float | None = None
     group: Sequence[int] | None = None
+    own_stage: bool | None = None
     why: str | None = None
     issued: Mapping[int, int] | None = None
     call_sites: Mapping[int, str] | None = None

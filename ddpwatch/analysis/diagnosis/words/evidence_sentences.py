@@ -166,6 +166,7 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "throughout": lambda throughout: ["all of its gradients come more slowly"] if throughout else [],
     "step_ms": _ms("a typical step took {} when it was found"),
     "group": _ranks("compared among {}"),
+    "own_stage": lambda _: ["these have other stages of its pipeline: it may have more to do"],
     "why": lambda why: [_WHY.get(why, "")],
     "issued": _issued,
     "longest_ms": _ms("the longest took {}"),

@@ -31,8 +31,10 @@ _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
     "call": "start collectives earlier (async_op=True), and wait where results are used: see the timeline",
 }
+_BALANCE: Final = "give the pipeline more micro-batches per step, or its stages layers that take alike"
+_OF_LAYERS: Final = ("forward", "backward", "optimizer", "")  # phases that take longer with more layers
 _BY_MODULE: Final = {  # what issues collectives within torch, by the start of its places' names
-    "pipelining.": "give the pipeline more micro-batches per step, or stages that take as long: see the timeline",
+    "pipelining.": f"{_BALANCE}: see the timeline",
     "fsdp.": "prefetch earlier (forward_prefetch=True), or wrap larger blocks: see the timeline",
     "tensor.": "share a layer among fewer ranks, or hide more by larger batches: see the timeline",
 }
@@ -237,6 +239,8 @@ def _late(incident: Incident, places: JobPlaces) -> str:
     irregular = incident.kind == "intermittent" and incident.period is None
     if irregular and incident.phase in ("forward", "backward", ""):
         return f"if batches differ in length, {_LENGTHS}; else {places.lines_of(incident)}"
+    if incident.evidence.own_stage and incident.phase in _OF_LAYERS:
+        return f"{_BALANCE}: see the timeline; if they have as much to do, {places.lines_of(incident)}"
     return places.lines_of(incident)
 
 

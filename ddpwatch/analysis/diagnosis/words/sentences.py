@@ -29,7 +29,8 @@ def late_rank_sentence(incident: Incident, names: LayerNames | None) -> str:
     """Returns what a late rank does, or did, and why, as far as that is known."""
     rank, evidence = incident.ranks[0], incident.evidence
     is_late, gets, takes = ("is late", "gets", "takes") if incident.open else ("was late", "got", "took")
-    text = f"rank {rank} {is_late} by {ms_named(evidence.late_ms)}{_how_often(incident)}"
+    whose = f"rank {rank}'s pipeline stage" if evidence.own_stage else f"rank {rank}"
+    text = f"{whose} {is_late} by {ms_named(evidence.late_ms)}{_how_often(incident)}"
     text += _whose(evidence.group or ())
     if incident.kind == "drift":
         text += f", and {gets} later and later"
