@@ -89,16 +89,21 @@ class Launch:
         runs = rundir.live_runs(tidy=False)
         return [info for info in runs if info.run_id.startswith(self.name) or info.launched == self.name]
 
-    def recording_errors(self) -> list[str]:
-        """Returns what was wrong with this job's recordings, from the snapshots that its runs have left."""
+    def recordings(self) -> list[str]:
+        """Returns what to type for the report of each of this job's recordings, and what is wrong with them.
+
+        Both are known from the snapshots that its runs have left.
+        """
         from ddpwatch.recording.reader import Recording
+        from ddpwatch.viewer.plain import recorded_lines
         from ddpwatch.wire.messages import Status
 
-        found = []
+        found: list[Status] = []
         with contextlib.suppress(DdpwatchError, OSError):  # the run directory is gone
             for view in rundir.last_views_of(self.name):
-                found += [m.recording_error for m, _ in Recording(view) if isinstance(m, Status)][-1:]
-        return [error for error in found if error]
+                found += [m for m, _ in Recording(view) if isinstance(m, Status)][-1:]
+        errors = [f"the recording is not complete: {one.recording_error}" for one in found if one.recording_error]
+        return [*errors, *(line for one in found for line in recorded_lines(one))]
 
     def verdicts(self) -> list[str]:
         """Returns the verdict on each of this job's runs, from the snapshots that they have left."""
@@ -156,12 +161,17 @@ class Launch:
                 self._startup.unlink()
 
     def recorded(self) -> list[str]:
-        """Returns the rank files of this job on this machine, a line per folder."""
+        """Returns the rank files of this job on this machine, and what to type for the report of each folder."""
         from ddpwatch.common.text import counted
+        from ddpwatch.recording.names import report_command
 
         return [
-            f"{counted(len(names), 'rank')} recorded to {folder}: {', '.join(names)}"
+            line
             for folder, names in self._rank_files().items()
+            for line in (
+                f"{counted(len(names), 'rank')} recorded to {folder}: {', '.join(names)}",
+                f"recorded: {report_command(folder)}",
+            )
         ]
 
     def _rank_files(self) -> dict[Path, list[str]]:
@@ -377,10 +387,8 @@ def run_with_dashboard(
     for text in [*output.notes(), *(launch.recorded() if watched else launch.without_run())]:
         print(f"ddpwatch: {text}", file=sys.stderr)
     launch.forget_startup()
-    for text in launch.verdicts():
+    for text in [*launch.verdicts(), *launch.recordings()]:
         print(f"ddpwatch: {text}", file=sys.stderr)
-    for problem in launch.recording_errors():
-        print(f"ddpwatch: the recording is not complete: {problem}", file=sys.stderr)
     return code
 
 

@@ -272,7 +272,9 @@ def record(
     notify: Notify = None,
 ) -> None:
     """Record a running job, or the next one, until its end or Ctrl-C."""
+    from ddpwatch.common.text import counted
     from ddpwatch.recording.limits import environment_of, limits_from_environment
+    from ddpwatch.recording.names import report_command
     from ddpwatch.run import rundir
     from ddpwatch.sampling.lease import parse_detail
     from ddpwatch.viewer.capture import capture
@@ -293,7 +295,7 @@ def record(
         frames = capture(source, output, duration, steps, limits, partial(may_go_on, source, publish), commit)
     if source.trouble:
         say(f"ddpwatch: {source.trouble}")
-    say(f"{output}: {frames} frames")
+    say(f"ddpwatch: recorded {counted(frames, 'frame')}: {report_command(output)}")
 
 
 @app.command()

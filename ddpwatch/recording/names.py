@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,11 @@ def reserve(path: Path) -> Path:
 def is_path(name: str) -> bool:
     """Returns whether a name can only be that of a recording, not of a live run."""
     return os.sep in name or name.endswith(".mcap")
+
+
+def report_command(path: str | os.PathLike[str]) -> str:
+    """Returns what to type for a recording's report, its name quoted as a shell needs it."""
+    return f"ddpwatch report {shlex.quote(os.fspath(path))}"
 
 
 def next_part(path: Path) -> Path:

@@ -29,12 +29,14 @@ from ddpwatch.analysis.window import summarise
 from ddpwatch.common.text import UNKNOWN, clean, counted, number, percent, plus_minus
 from ddpwatch.common.units import to_ms
 from ddpwatch.errors import DdpwatchError
+from ddpwatch.recording.names import report_command
 from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.version import untested
 from ddpwatch.viewer.follow import new_runs
 from ddpwatch.viewer.live_source import SILENCE_S, LiveSource, Source, may_go_on
 from ddpwatch.viewer.state import RunState
+from ddpwatch.wire.messages import Status
 from ddpwatch.wire.transport import Frame
 
 if TYPE_CHECKING:
@@ -113,6 +115,13 @@ class RunLines:
         return [heading, *lines] if self.state.steps else []
 
 
+def recorded_lines(status: Status | None) -> list[str]:
+    """Returns what to type for the report of what the collector has recorded; nothing if that is nothing."""
+    if status is None or not status.recording or not status.recording_bytes:
+        return []
+    return [f"recorded: {clean(report_command(status.recording))}"]
+
+
 def _below(incident: Incident) -> list[str]:
     """Returns the stacks of a hang, and what to do next."""
     stacks = stack_lines(incident.ranks, incident.evidence)
@@ -185,7 +194,7 @@ def follow(info: RunInfo | None, endpoint: str | None, budget_ppm: int = 0) -> N
 
 
 def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
-    """Yields the header, lines about a live run every few seconds, and its incidents at the end.
+    """Yields the header, lines about a live run every few seconds; at its end, its incidents and recording.
 
     Args:
         endpoint: Where its frames come from; see `LiveSource`.
@@ -214,6 +223,7 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
         source.close()
     yield from run.lines()
     yield from run.closing()
+    yield from recorded_lines(state.status)
     if state.end is None and not source.over:
         _narrate(f"no frame from the collector for {SILENCE_S:.0f} s: it is gone")
 

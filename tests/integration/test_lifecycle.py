@@ -197,6 +197,7 @@ def test_a_job_whose_ranks_record_by_themselves_is_reported_with_its_files(tmp_p
     assert "nothing was watched" not in done.stderr
     (run,) = [path for path in folder.iterdir() if path.name != "of-another-job"]
     assert f"ddpwatch: 2 ranks recorded to {run}: rank00000.mcap, rank00001.mcap\n" in done.stderr
+    assert done.stderr.endswith(f"ddpwatch: recorded: ddpwatch report {run}\n")
     for rank in (0, 1):  # to the end, although multiprocessing ends a process that it has forked without atexit
         kept = [message for message, _ in Recording(run / f"rank{rank:05}.mcap")]
         assert [m.step for m in messages([(m, None) for m in kept], Step)] == list(range(12))

@@ -76,6 +76,7 @@ def test_spawned_ranks_forked_workers_and_a_sitecustomize_that_is_already_there(
     done = ddpwatch("run", "--headless", "--record", str(file), "--", *command, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 0, done.stderr
     assert "marker: ran" in done.stdout
+    assert done.stderr.endswith(f"ddpwatch: recorded: ddpwatch report {file}\n")
     assert [row["steps"] for row in report_of(file).as_json()["ranks"]] == [12, 12]
 
 

@@ -16,7 +16,7 @@ from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.viewer.over_ssh import address, link, protocol
 from ddpwatch.viewer.over_ssh.ending import ending
 from ddpwatch.viewer.plain import HEADER, lines
-from ddpwatch.wire.messages import Bye
+from ddpwatch.wire.messages import Bye, Status
 from tests.support.fake_ssh import FakeSsh
 from tests.support.publisher import Publisher
 
@@ -211,8 +211,9 @@ def test_plain_lines(ssh: FakeSsh, publisher: Publisher, capsys: pytest.CaptureF
     text = lines(URL)
     assert next(text) == HEADER
     publisher.answer([1], 1)
-    publisher.message(2, Bye(rank=None, by="collector", reason="finished", at_ns=1))
-    assert len(list(text)) == 1
+    publisher.message(2, Status(at_ns=1, frames=1, bytes=1, recording="/runs/a b.mcap", recording_bytes=1))
+    publisher.message(3, Bye(rank=None, by="collector", reason="finished", at_ns=1))
+    assert list(text)[1:] == ["recorded: ddpwatch report '/runs/a b.mcap'"]
     assert capsys.readouterr().err == ""
 
 

@@ -13,6 +13,7 @@ from ddpwatch.report.markdown import plain, render_markdown
 from ddpwatch.report.text import render_report
 from ddpwatch.run import rundir
 from ddpwatch.viewer.plain import replay_lines
+from ddpwatch.wire.messages import Status
 from tests.support.dashboards import ended_recording
 from tests.support.frames import bye, run
 
@@ -20,7 +21,8 @@ from tests.support.frames import bye, run
 def test_the_verdict_is_the_same_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = ended_recording(tmp_path / "a.last.mcap", list(run(60, late_rank=1)))
+    recorded = Status(at_ns=0, frames=1, bytes=1, recording="run.mcap", recording_bytes=1, recording_error="disk full")
+    file = ended_recording(tmp_path / "a.last.mcap", [*run(60, late_rank=1), recorded])
     report = report_of(file)
     said = report.verdict.text
     assert said.startswith("rank 1 is late by 40 ms in each step")
@@ -32,6 +34,7 @@ def test_the_verdict_is_the_same_everywhere(
     launch.name = "a"
     monkeypatch.setattr(rundir, "last_views", lambda: [file])
     assert launch.verdicts() == [f"a: {said}"]
+    assert launch.recordings() == ["the recording is not complete: disk full", "recorded: ddpwatch report run.mcap"]
 
 
 def test_that_somebody_stopped_the_run_is_said_once(
