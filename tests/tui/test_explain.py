@@ -63,6 +63,16 @@ async def test_the_late_rank_is_profiled():
         assert ordered[0].profiler
 
 
+@pytest.mark.parametrize("view", ["2", "4"])
+async def test_the_rank_that_a_view_marks_is_the_one_explained(view):
+    """Though nobody is named late, and nobody has selected one: the cursor stands on rank 0."""
+    app = app_on(clock=Clock())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await watching(pilot, run(30))
+        await pilot.press(view, "x")
+        assert shown(app)[0].startswith("sampling rank 0 and rank 1 for ")
+
+
 async def test_what_was_asked_is_shown_again_once_the_run_is_over():
     app = app_on()
     async with app.run_test(size=(80, 24)) as pilot:

@@ -56,9 +56,14 @@ class RunView(PaintedView, can_focus=True):
         return False
 
     @property
+    def marked_rank(self) -> int | None:
+        """The rank that the view marks; None if it marks none."""
+        return None
+
+    @property
     def rank_in_question(self) -> int | None:
-        """The rank to explain; None for the late one."""
-        return self.session.rank
+        """The rank to explain: the one marked, or else selected in another view; None for the late one."""
+        return self.session.rank if self.marked_rank is None else self.marked_rank
 
     @property
     def body_height(self) -> int:

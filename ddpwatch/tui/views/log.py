@@ -97,12 +97,12 @@ class LogView(RunView):
         return entries[self._index(entries)] if entries else None
 
     @property
-    def rank_in_question(self) -> int | None:
-        """See `RunView.rank_in_question`."""
+    def marked_rank(self) -> int | None:
+        """See `RunView.marked_rank`."""
         match self.current:
             case ListedIncident(incident=Incident(ranks=(rank, *_))):
                 return rank
-        return super().rank_in_question
+        return None
 
     def _index(self, entries: Sequence[Entry]) -> int:
         if self.selected is None:

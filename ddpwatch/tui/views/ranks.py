@@ -103,8 +103,8 @@ class RanksView(RunView):
         return cell_size(heat, width, height)
 
     @property
-    def rank_in_question(self) -> int | None:
-        """See `RunView.rank_in_question`."""
+    def marked_rank(self) -> int | None:
+        """See `RunView.marked_rank`."""
         return self.shown
 
     def _detail(self, rank: int, width: int, height: int) -> list[Row]:

@@ -69,6 +69,11 @@ class TimelineView(RunView):
         found = inspect(timeline, self.cursor, self.session.state.layouts)
         return paint_timeline(timeline, self.window, self.cursor, found, (width, height), self.first, self.density)
 
+    @property
+    def marked_rank(self) -> int | None:
+        """See `RunView.marked_rank`."""
+        return self.cursor.rank
+
     def timeline(self) -> Timeline | None:
         """Returns the steps on the axis; None before the first."""
         session, step = self.session, self.session.step_shown
