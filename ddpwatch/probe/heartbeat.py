@@ -67,7 +67,7 @@ class Heartbeat:
         return Beat(
             rank=self._rank,
             at_ns=now,
-            step=recorder.steps,
+            step=recorder.step,
             phase="" if stopped else recorder.phase,
             since_ns=recorder.since,
             last_hook=self.last_hook if recorder.last_hook is None else recorder.last_hook,

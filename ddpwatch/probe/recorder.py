@@ -163,8 +163,13 @@ class StepRecorder:
         return int(self._phase_start)
 
     @property
+    def step(self) -> int:
+        """Number of the step that training is in, for any thread: an optimizer's end begins the next."""
+        return self.steps + (self.phase == "input" and self.current is not None)
+
+    @property
     def slot(self) -> int:
-        """Of the step that training is in (see `StepRecord`), for any thread: an optimizer's end begins the next."""
+        """The slot of that step (see `StepRecord`)."""
         return self._synced + self._unsynced + (self.phase == "input" and self.current is not None)
 
     @property
@@ -394,8 +399,8 @@ class StepRecorder:
         if self._validation is None:
             now = self.clock()
             after, start = self._without_gradients
-            if after != (steps := self.steps + (self.current is not None)):
-                self._without_gradients = steps, now
+            if after != self.step:
+                self._without_gradients = self.step, now
                 if not in_eval:
                     return
                 start = now
@@ -564,15 +569,17 @@ class StepRecorder:
         if self.phase == "":
             self.phase, self._optimizer_end = "input", self.clock()
             self._phase_start = self._optimizer_end
-            self.box.enter("input")
+            self.box.end_step()
             if not self._syncs or self._synced + 1 >= self._stretch_end:  # only steps that synchronise are in stretches
                 self._expect_next(self.current)
             return
         if self.phase not in ("optimizer", "between"):
             return
         # "between" if a closure ran forward and backward in there: what came after them is the optimizer's
-        self._leave("optimizer", "input")
-        self._optimizer_end = self._phase_start
+        now = self.clock()
+        self.current.spans.append(("optimizer", self._phase_start, now))
+        self.phase, self._phase_start, self._optimizer_end = "input", now, now
+        self.box.end_step()
         self._expect_next(self.current)
 
     def abort(self, now: int | None = None) -> None:

@@ -252,7 +252,7 @@ class Sender(threading.Thread):
             self._send_steps(records.popleft())
         self._send_finished(now)
         beat = self._guard.run("heartbeats", self._heartbeat.beat, now, self.dropped)
-        beat = beat or Beat(rank=self._rank, at_ns=now, step=self._recorder.steps, phase="", since_ns=now)
+        beat = beat or Beat(rank=self._rank, at_ns=now, step=self._recorder.step, phase="", since_ns=now)
         self._send(beat)
         if (stack := self._guard.run("stacks", self.stacks.take_beat, beat)) is not None:
             self._send(stack)

@@ -417,7 +417,7 @@ class ProbeSession:
             reason=reason,
             detail=detail,
             at_ns=time.monotonic_ns(),
-            step=recorder.steps,
+            step=recorder.step,
             phase="" if self._gave_up_ns else recorder.phase,
             exits=self._exits,
         )
@@ -442,7 +442,7 @@ class ProbeSession:
         _log.log(level, "ddpwatch %s, %s: %s", what, goes_on, reason)
 
     def _say_off(self, feature: Feature, reason: str, what: str = "watches") -> None:
-        name, step = as_text(f"ddpwatch {what}: {reason}".splitlines()[0], 500), self.recorder.steps
+        name, step = as_text(f"ddpwatch {what}: {reason}".splitlines()[0], 500), self.recorder.step
         self.queue.post(Mark(rank=self.rank, name=name, start_ns=time.monotonic_ns(), off=feature, step=step))
 
     def _doing(self) -> Doing:

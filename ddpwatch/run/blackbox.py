@@ -25,6 +25,7 @@ Phase = Literal["", "input", "forward", "between", "backward", "sync", "optimize
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 _CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
 _BARE_CODE: Final = _CODES[""]
+_ENDED_CODE: Final = len(PHASES)
 _HEAD: Final = struct.Struct("=8sQB7xQ")  # in this host's order, as are the words
 _STEP_WORD: Final = 1  # of 8 bytes
 _PHASE_AT: Final = 16
@@ -81,6 +82,10 @@ class BlackBox:
         """Notes the phase that starts. One byte: this runs several times a step, in cold caches."""
         self._page[_PHASE_AT] = _CODES[phase]
 
+    def end_step(self) -> None:
+        """Notes that an optimizer has ended the step: the next one has begun, and gets its number later."""
+        self._page[_PHASE_AT] = _ENDED_CODE
+
     def launch(self, bucket: int) -> None:
         """Notes that a bucket is in flight."""
         if bucket < SIZE - _BUCKETS_AT:
@@ -117,7 +122,9 @@ def read(path: Path | None) -> LastState | None:
     if len(page) != SIZE:
         return None
     magic, step, code, slot = _HEAD.unpack_from(page)
-    if magic != _MAGIC or code >= len(PHASES):
+    if magic != _MAGIC or code > _ENDED_CODE:
         return None
+    if code == _ENDED_CODE:
+        step, slot, code = step + 1, slot + 1, _CODES["input"]
     in_flight = [bucket for bucket, flag in enumerate(page[_BUCKETS_AT:]) if flag]
     return LastState(step, PHASES[code], in_flight, slot)

@@ -282,6 +282,8 @@ class Trained(msgspec.Struct, array_like=True, gc=False):
 class Beat(msgspec.Struct, tag="beat", tag_field="type", kw_only=True, omit_defaults=True):
     """A rank's sign of life, about twice a second: where it is now, and which buckets it waits for.
 
+    ``step`` is the one that it is in: an optimizer's end begins the next.
+
     ``issued`` is how many collectives it has issued, where its process groups count them, and ``issued_in`` how many in
     which group: pairs of a group's id and a count. The phase is empty in a bare step; there, these show which
     rank the others wait for.

@@ -81,7 +81,7 @@ def hang(ahead: int, place: str) -> tuple[list[Message], list[Incident]]:
     [
         (9, "backward", STEPS + 9),  # CUDA's queue of launches is full
         (1, "between", STEPS + 1),  # the loss is read before the backward
-        (1, "input", STEPS),  # or after the step
+        (1, "input", STEPS + 1),  # or after the step
     ],
 )
 def test_the_rank_that_sleeps_between_its_steps_is_named(ahead: int, place: str, step: int) -> None:
@@ -90,11 +90,11 @@ def test_the_rank_that_sleeps_between_its_steps_is_named(ahead: int, place: str,
     issued = {0: BUCKETS * (STEPS + ahead), 1: BUCKETS * STEPS}
     assert [(beat.step, beat.phase, beat.issued, beat.in_flight) for beat in beats.values()] == [
         (step, place, issued[0], []),
-        (STEPS - 1, "input", issued[1], []),
+        (STEPS, "input", issued[1], []),
     ]
     one, *others = found
     assert {other.kind for other in others} <= {"exposed_comm"}
-    assert (one.kind, one.ranks, one.phase, one.since_step, one.open) == ("hang", (1,), "between", STEPS - 1, True)
+    assert (one.kind, one.ranks, one.phase, one.since_step, one.open) == ("hang", (1,), "between", STEPS, True)
     assert f"it has issued {issued[1]} collectives, the ranks that wait {issued[0]}" in one.message
     assert one.evidence.why == "behind"
 

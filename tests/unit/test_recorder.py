@@ -6,12 +6,14 @@ import weakref
 from collections.abc import Callable, Collection
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from ddpwatch.analysis.step import figures
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import HELD_NS, MAX_BACKWARDS, MAX_FORWARDS, STRETCH_NS, StepRecorder
+from ddpwatch.run.blackbox import read
 from ddpwatch.sampling.schedule import SamplingSchedule
 from ddpwatch.wire.messages import Step
 from tests.support.probe import FixedSchedule
@@ -83,6 +85,21 @@ def test_a_step_has_phases_and_buckets() -> None:
     assert parts.comm_ns == 90
     assert parts.overlap == 60 / 90
     assert sum(parts.phases_ns.values()) == second.duration_ns
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_what_comes_after_an_optimizer_is_of_the_next_step(bare: bool, tmp_path: Path) -> None:
+    """As the steps' records have it: heartbeats, goodbyes and the black box give the same number."""
+    script = Script(FixedSchedule(bare=lambda _: bare))
+    script.recorder.box.open(tmp_path / "box")
+    seen = []
+    for follow in (lambda: None, script.forward, script.backward, script.optimize, script.forward):
+        follow()
+        last = read(tmp_path / "box")
+        assert last is not None
+        assert (last.step, last.slot, last.phase) == (script.recorder.step, script.recorder.slot, script.recorder.phase)
+        seen.append(last.step)
+    assert seen == [0, 0, 0, 1, 1]
 
 
 def test_accumulation_is_one_step_and_its_gaps_are_between() -> None:
