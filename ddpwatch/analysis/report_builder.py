@@ -392,7 +392,7 @@ class ReportBuilder:
         )
         steps = max((rank.steps for rank in self.ranks.values()), default=0)
         verdict = self._run.verdict(summary, self.end, steps, self._forwards)
-        return VerdictFigures(verdict.kind, verdict.severity, verdict.text, verdict.next_step)
+        return VerdictFigures(verdict.kind, verdict.severity, verdict.with_others(), verdict.next_step)
 
     # -- rows ------------------------------------------------------------------------------------------------
 

@@ -424,7 +424,8 @@ class DashboardApp(App[int]):
     def action_copy(self) -> None:
         """Copies the verdict, or the log's line, by the terminal's own means (OSC 52)."""
         text = self.views.log.text if self.view is self.views.log else None
-        self.copy_to_clipboard(shorten_name(self.session.overview.verdict.text if text is None else text, 1000))
+        said = self.session.overview.verdict.with_others()
+        self.copy_to_clipboard(shorten_name(said if text is None else text, 1000))
         self.notify("copied", timeout=2)
 
     def action_save_svg(self) -> None:

@@ -52,7 +52,7 @@ def row_of(info: RunInfo) -> LiveRow:
         source.close()
     summary, diagnosis = summarise(state.window()), state.diagnosis
     found = state.verdict(summary, diagnosis.incidents())
-    verdict = VerdictFigures(found.kind, found.severity, found.text, found.next_step)
+    verdict = VerdictFigures(found.kind, found.severity, found.with_others(), found.next_step)
     return LiveRow(**about, verdict=verdict, steps_per_s=summary.rate, lost=lost_row(diagnosis.lost()).lost_share)
 
 

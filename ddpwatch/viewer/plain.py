@@ -155,7 +155,7 @@ def line(state: RunState, incidents: Sequence[Incident]) -> str:
     return (
         f"{UNKNOWN if newest is None else newest.step:>8}  {number(rate, 2):>6}  "
         f"{number(to_ms(step_ns)):>8}  {percent(overlap):>7}  {exposed.replace(' ', ''):>10}  "
-        f"{_full(known):>10}  {_notes(state)}{_throughput(state, step_ns)}{clean(found.text)}"
+        f"{_full(known):>10}  {_notes(state)}{_throughput(state, step_ns)}{clean(found.with_others())}"
     )
 
 

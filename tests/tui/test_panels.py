@@ -1,9 +1,11 @@
+import dataclasses
 import re
 from itertools import chain, combinations, product
 
 import pytest
 from msgspec.structs import replace
 
+from ddpwatch.analysis.diagnosis.words.verdict import Verdict
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Why
 from ddpwatch.common.text import ms
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines, mean_history, worst_first
@@ -14,7 +16,7 @@ from ddpwatch.tui.paint.canvas import plain
 from ddpwatch.tui.paint.chart import chart, chart_rows
 from ddpwatch.tui.paint.device_limits import limit_fields
 from ddpwatch.tui.paint.devices import DeviceCard, meter, paint_device_panel, paint_devices
-from ddpwatch.tui.paint.header import badge_of, paint_header, paint_verdict
+from ddpwatch.tui.paint.header import badge_of, paint_header, paint_verdict, verdict_lines
 from ddpwatch.tui.paint.history import GUTTER, paint_history
 from ddpwatch.tui.paint.overview import paint_overview
 from ddpwatch.tui.paint.page import paint_page
@@ -149,6 +151,16 @@ class TestHeader:
         rows = plain(paint_verdict(overview(run(late_rank=1)), 60, 2))
         assert rows[0].startswith(" ✗ rank 1 is late by 40 ms in each step: its backward takes")
         assert rows[1].startswith("   ")
+
+    @pytest.mark.parametrize(
+        ("width", "said"),
+        [(50, ""), (58, "; also ongoing: slow input (rank 0)"), (80, "; also ongoing: slow input (rank 0), imbalance")],
+    )
+    def test_others_are_named_where_a_second_row_has_room(self, width, said):
+        text = "rank 1 is late: its backward takes 40 ms longer, from layer b on"
+        found = Verdict("straggler", "bad", text, others=("slow input (rank 0)", "imbalance", "buffers"))
+        lines = verdict_lines(dataclasses.replace(overview([]), verdict=found), width)
+        assert (" ".join(lines), len(lines) <= 2) == (text + said, True)
 
 
 class TestTable:

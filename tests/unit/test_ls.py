@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,16 +37,17 @@ def info(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> RunInfo:
 
 def test_the_verdict_is_the_one_of_plain_lines(info: RunInfo) -> None:
     state = state_of(run(40, late_rank=1))
-    said = state.verdict(plain.summarise(state.window()), state.diagnosis.incidents())
-    assert said.text.startswith("rank 1 is late by 40 ms")
-    assert line(state, state.diagnosis.incidents()).endswith(said.text)
+    found = state.verdict(plain.summarise(state.window()), state.diagnosis.incidents())
+    said, following = found.with_others(), found.next_step
+    assert re.match("rank 1 is late by 40 ms.*; also ongoing: exposed communication$", said)
+    assert line(state, state.diagnosis.incidents()).endswith(said)
     publisher = Publisher(info.publish)
     try:
-        assert listed(publisher).output.splitlines()[-1] == f"train-1: {said.text}"
+        assert listed(publisher).output.splitlines()[-1] == f"train-1: {said}"
         (row,) = json.loads(listed(publisher, "--json").output)
     finally:
         publisher.close()
-    assert row["verdict"] == {"kind": "straggler", "severity": "bad", "text": said.text, "next_step": said.next_step}
+    assert row["verdict"] == {"kind": "straggler", "severity": "bad", "text": said, "next_step": following}
     assert (row["run_id"], row["world_size"], row["node"]) == ("train-1", 2, "")
     assert row["steps_per_s"] > 0
     assert 0 < row["lost"] < 1

@@ -82,6 +82,20 @@ class TestVerdict:
             found = state.verdict(summarise(state.recent()), [lasts, stall])
             assert (found.kind, "earlier: pause (rank 1)" in found.text) == ("exposed_comm", said)
 
+    def test_what_else_goes_on_and_counts_is_named(self):
+        state = state_of([hello(0, 1), *(step(0, n) for n in range(20))])
+        lasts = Incident("straggler", "warning", "rank 1 is late", (1,), gain=0.3, open=True, counts=True)
+        others = [
+            replace(lasts, kind=kind, ranks=ranks, gain=gain)
+            for kind, ranks, gain in [("imbalance", (), 0.02), ("exposed_comm", (), 0.1), ("intermittent", (2,), 0.05)]
+        ]
+        over = replace(lasts, kind="pause", open=False), replace(lasts, kind="slow_link", counts=False)
+        found = state.verdict(summarise(state.recent()), [*others, lasts, *over])
+        also = "exposed communication, late now and then (rank 2)"
+        assert (found.kind, found.with_others()) == ("straggler", f"{found.text}; also ongoing: {also}")
+        assert found.with_others(9).endswith(f"{also}, imbalance")
+        assert "also" not in found.text
+
     def test_ranks_of_one_host_are_not_all(self):
         """As on a host whose `ddpwatch` shows its own ranks only: what the others do is not known there."""
         quick = {"comm_done": [60 * MS, 82 * MS]}

@@ -33,7 +33,8 @@ class KindOf(NamedTuple):
 
     Attributes:
         letter: In a strip of steps: it sets the kinds apart without colour.
-        name: On screens and in reports.
+        name: In tables and before a message.
+        in_sentences: Its name where nothing else explains it; empty for the same.
         late: Whether it is one of late ranks. These are called by what they do most: one goes on as another.
         blames: Whether its ranks are late by themselves.
         of_host: Whether a slow host replaces those of its ranks.
@@ -50,12 +51,15 @@ class KindOf(NamedTuple):
     for_good: bool = False
     comes_back: bool = False
     general: bool = False
+    in_sentences: str = ""
 
 
 KINDS: Final[dict[Kind, KindOf]] = {
     # A rank is late in nearly every step, or now and then
     "straggler": KindOf("S", "straggler", late=True, blames=True, of_host=True, comes_back=True),
-    "intermittent": KindOf("I", "intermittent", late=True, blames=True, comes_back=True),
+    "intermittent": KindOf(
+        "I", "intermittent", late=True, blames=True, comes_back=True, in_sentences="late now and then"
+    ),
     # A single stall, of one rank or of all
     "pause": KindOf("P", "pause"),
     # A rank, or all of them, gets slower and slower
@@ -65,11 +69,11 @@ KINDS: Final[dict[Kind, KindOf]] = {
     # Another rank is last in each step
     "imbalance": KindOf("J", "imbalance", comes_back=True),
     # Transfers that no compute hides
-    "exposed_comm": KindOf("E", "exposed", comes_back=True, general=True),
+    "exposed_comm": KindOf("E", "exposed", comes_back=True, general=True, in_sentences="exposed communication"),
     # Gradients are reduced more than once per update
     "repeated_reduction": KindOf("R", "repeated reduction", comes_back=True),
     # DDP sends its buffers before each forward
-    "buffers": KindOf("F", "buffers", comes_back=True),
+    "buffers": KindOf("F", "buffers", comes_back=True, in_sentences="broadcast of buffers"),
     # Transfers have become slower
     "slow_link": KindOf("L", "slow link", comes_back=True),
     # All ranks are slower from a step on: their devices show why, or it is known in which phase

@@ -10,6 +10,7 @@ from ddpwatch.analysis.diagnosis.words.account_names import timed_by
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
+from ddpwatch.analysis.diagnosis.words.verdict import MOST_OTHERS
 from ddpwatch.analysis.throughput import throughput_text
 from ddpwatch.common.text import UNKNOWN, counted, ms, percent, plus_minus, size, three_digits, with_unit
 from ddpwatch.recording.seek import duration_text
@@ -299,9 +300,14 @@ def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
 
 
 def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) -> list[str]:
-    """Returns the verdict, wrapped to the width."""
-    kind = "hang: " if model.verdict.kind == "hang" else ""
-    return wrap(shorten_name(kind + model.verdict.text, 400), width - 4, most)
+    """Returns the verdict, wrapped to the width, with as many of the other incidents as a second row has room for."""
+    found, kind = model.verdict, "hang: " if model.verdict.kind == "hang" else ""
+    lines = wrap(shorten_name(kind + found.text, 400), width - 4, most)
+    for others in range(min(len(found.others), MOST_OTHERS), 0, -1):
+        longer = wrap(shorten_name(kind + found.with_others(others), 600), width - 4, most + 1)
+        if len(longer) <= min(max(len(lines), 2), most):
+            return longer
+    return lines
 
 
 def next_lines(model: Overview, width: int) -> list[str]:

@@ -19,6 +19,7 @@ from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
+MOST_OTHERS = 2  # incidents that are named besides the worst
 NOTHING, NONE_OPEN = "nothing stands out", "no incident is ongoing"
 
 
@@ -34,6 +35,7 @@ class Verdict:
         peers: Whom these were compared with, if that is known.
         next_step: What to do about it; empty if there is nothing to do.
         incident: What it is about, if it is an incident that lasts, ended the run, or harmed it for good.
+        others: What else is ongoing that counts, by name and ranks, worst first.
     """
 
     kind: str
@@ -45,6 +47,12 @@ class Verdict:
     peers: tuple[int, ...] = ()
     incident: Incident | None = None
     next_step: str = ""
+    others: tuple[str, ...] = ()
+
+    def with_others(self, most: int = MOST_OTHERS) -> str:
+        """Returns the sentence, and at most so many of the other incidents."""
+        others = ", ".join(self.others[:most])
+        return f"{self.text}; also ongoing: {others}" if others else self.text
 
 
 def verdict(
@@ -77,7 +85,7 @@ def verdict(
         return of_incident(min(fatal, key=lambda incident: incident.kind != "death"))
     worst = _worst(incidents)
     if worst is not None:
-        found = of_incident(worst)
+        found = replace(of_incident(worst), others=_others(incidents, worst))
         if worst.severity == "info" or any(_cost(one) > _cost(worst) for one in _worth_naming(incidents)):
             found = replace(found, text=found.text + _past(incidents))
     elif ranks and not finished_steps and not summary.count:
@@ -114,6 +122,13 @@ def _worst(incidents: Sequence[Incident]) -> Incident | None:
     errors = [incident for incident in counting if incident.severity == "error"]
     foremost = next((incident for incident in errors or counting if incident.foremost), None)
     return foremost or max(errors or counting, key=urgency, default=None)
+
+
+def _others(incidents: Sequence[Incident], worst: Incident) -> tuple[str, ...]:
+    """Names what else goes on and counts, worst first."""
+    ongoing = [one for one in incidents if one.open or KINDS[one.kind].for_good]
+    found = [one for one in ongoing if one.counts and one is not worst]
+    return tuple(dict.fromkeys(_named(one) for one in sorted(found, key=urgency, reverse=True)))
 
 
 def of_incident(incident: Incident) -> Verdict:
@@ -193,7 +208,7 @@ def _past(incidents: Sequence[Incident]) -> str:
     cost = sum(map(_cost, over))
     costliest = max(over, key=lambda incident: (bool(_blamed(incident)), _cost(incident)))
     more = f" and {len(over) - 1} more" if len(over) > 1 else ""
-    return f"; earlier: {_named(costliest)}{more}, {_percent(cost)} of all ranks' time"
+    return f"; earlier: {_dated(costliest)}{more}, {_percent(cost)} of all ranks' time"
 
 
 def _worth_naming(incidents: Sequence[Incident]) -> list[Incident]:
@@ -209,11 +224,16 @@ def _cost(incident: Incident) -> float:
 
 
 def _named(incident: Incident) -> str:
-    """Returns what an incident was, whose, and when, as short as can be."""
-    whose = f" ({ranks_named(incident.ranks)})" if incident.ranks else ""
+    """Returns what an incident is and whose, as short as can be."""
+    kind, whose = KINDS[incident.kind], f" ({ranks_named(incident.ranks)})" if incident.ranks else ""
+    return f"{kind.in_sentences or kind.name}{whose}"
+
+
+def _dated(incident: Incident) -> str:
+    """Returns what an incident was, whose, and when."""
     since, until = incident.since_step, incident.until_step
     when = "" if since is None else f" at step {since}" if until in (None, since) else f" in steps {since}–{until}"
-    return f"{KINDS[incident.kind].name}{whose}{when}"
+    return f"{_named(incident)}{when}"
 
 
 def _prefixed(found: Verdict, steps: int, end: Bye | None, stopped: bool) -> Verdict:
