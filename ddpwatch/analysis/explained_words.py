@@ -207,11 +207,18 @@ def _denied(own: SampledRank, peer: SampledRank) -> str:
 
 
 def _lacks_a_core(longer: Sequence[LineDifference], own: SampledRank, peer: SampledRank) -> bool:
-    """Returns whether a rank waited that much longer for a core than its peer, as it spends more in its lines."""
-    if not _denied(own, peer):
+    """Returns whether a rank waited that much longer for a core than its peer, as it spends more in its lines.
+
+    Not if it does more work: if it calls operators more often, or ran for half of that longer.
+    """
+    if not _denied(own, peer) or any(map(_calls_more, longer)):
         return False
-    own_ms, peer_ms = ((rank.starved or 0.0) * (rank.step_ms or 0.0) for rank in (own, peer))
-    return sum(line.difference_ms or 0.0 for line in longer) <= own_ms - peer_ms
+    more_ms = sum(line.difference_ms or 0.0 for line in longer)
+    waited_ms, ran_ms = (
+        (here or 0.0) * (own.step_ms or 0.0) - (there or 0.0) * (peer.step_ms or 0.0)
+        for here, there in ((own.starved, peer.starved), (own.on_core, peer.on_core))
+    )
+    return more_ms <= waited_ms and 2 * ran_ms <= more_ms
 
 
 def _both_denied(own: SampledRank, peer: SampledRank) -> str:

@@ -175,13 +175,16 @@ def test_a_rank_that_had_no_core_does_the_same_work() -> None:
     assert "`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores" in found.next_step
 
 
-@pytest.mark.parametrize(("longer", "is_core"), [(40.0, True), (70.0, False)])
-def test_what_a_rank_spends_more_for_want_of_a_core_is_not_its_code_s(longer: float, is_core: bool) -> None:
+@pytest.mark.parametrize(
+    ("longer", "ran", "is_core"), [(40.0, 0.0, True), (40.0, 0.05, True), (40.0, 0.2, False), (70.0, 0.0, False)]
+)
+def test_what_a_rank_spends_more_for_want_of_a_core_is_not_its_code_s(longer: float, ran: float, is_core: bool) -> None:
     span_ns = 60 * 200 * MS  # of which it waits for a core for a quarter: 50 ms a step
     pair = [
-        samples_of(3, [(LOSS, noisy(100, 2)), (FEED, noisy(50 + longer, 4))], run_ns=MS, wait_ns=span_ns // 4),
-        samples_of(0, [(LOSS, noisy(100, 3)), (FEED, noisy(50, 5))], run_ns=MS, wait_ns=0),
+        samples_of(3, [(LOSS, noisy(100, 2)), (FEED, noisy(50 + longer, 4))], wait_ns=span_ns // 4),
+        samples_of(0, [(LOSS, noisy(100, 3)), (FEED, noisy(50, 5))], wait_ns=0),
     ]
+    pair[0].run_ns, pair[1].run_ns = int((0.5 + ran) * span_ns), int(0.6 * span_ns)
     for each in pair:
         each.start_ns, each.end_ns = 0, span_ns
     found = explain(pair)
@@ -487,6 +490,17 @@ def test_a_profiled_rank_that_had_no_core_is_said_so_too() -> None:
     larger = explain(pair)
     assert larger is not None
     assert larger.next_step.startswith("compare the ranks' batch sizes")
+
+
+def test_a_rank_without_a_core_that_runs_other_operators_is_late_by_these() -> None:
+    here = {"aten::addmm": (4, STEADY), "aten::mm": (20, [ms / 2 for ms in STEADY])}
+    pair = [profile_of(3, here, wait_ns=60 * MS, run_ns=MS), profile_of(0, {"aten::addmm": (4, STEADY)}, wait_ns=0)]
+    for each in pair:
+        each.end_ns = 100 * MS
+    found = explain(pair)
+    assert found is not None
+    assert ": 20 calls a step, its peer 0; it waited for a core for 60 %" in found.text
+    assert "shows who has the cores" not in found.next_step
 
 
 @pytest.mark.parametrize(("wait", "says"), [(60, "; both waited for a core, for 60 % and 60 % of the time"), (15, "")])
