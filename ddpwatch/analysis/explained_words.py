@@ -76,7 +76,7 @@ def sentences(
         following = (
             _PARAMETERS if any(line.function == _GRADIENT and _calls_more(line) for line in lines) else following
         )
-        if not larger and _lacks_a_core(longer, *ranks):
+        if denied and not larger and _lacks_a_core(longer, *ranks):
             said, following = f"{said}, as {denied}", _NO_CORE
             denied = ""
     elif (other := _other_operator(lines, ranks[1].step_ms)) is not None:
@@ -211,7 +211,7 @@ def _lacks_a_core(longer: Sequence[LineDifference], own: SampledRank, peer: Samp
 
     Not if it does more work: if it calls operators more often, or ran for half of that longer.
     """
-    if not _denied(own, peer) or any(map(_calls_more, longer)):
+    if any(map(_calls_more, longer)):
         return False
     more_ms = sum(line.difference_ms or 0.0 for line in longer)
     waited_ms, ran_ms = (

@@ -41,7 +41,7 @@ class _Maker(NamedTuple):
 
 
 _makers: weakref.WeakKeyDictionary[Any, _Maker] = weakref.WeakKeyDictionary()
-_dimensions: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # of all ranks' group, or a pipeline's
+_noted: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # roles: of all ranks' group, or a pipeline's
 
 
 def note_maker(group: Any) -> None:
@@ -73,19 +73,19 @@ def note_dimension(name: str, group_name: object) -> None:
     """Notes that a mesh has made a dimension, and of which group: one that spans all ranks has theirs."""
     world = dist.group.WORLD
     if world is not None and group_name == world.group_name and (role := role_of_name(name)) in SAME_SAMPLES:
-        _dimensions[world] = role
+        _noted[world] = role
 
 
 def note_pipeline(group: Any) -> None:
     """Notes that the stages of a pipeline talk in a group: that of all ranks if it is None."""
     group = group or dist.group.WORLD
     if group is not None:
-        _dimensions[group] = "pp"
+        _noted[group] = "pp"
 
 
 def noted_role(group: Any) -> str:
     """Returns what a mesh that splits the model or its input, or a pipeline, has a group for; empty without one."""
-    return _dimensions.get(group, "")
+    return _noted.get(group, "")
 
 
 def has_maker(group: Any) -> bool:

@@ -121,9 +121,9 @@ def role_of(group: Any) -> str:
     if group is dist.group.WORLD:
         return noted_role(group) or "all ranks"
     described = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
-    return (
-        known_role(described) if described not in ("", "undefined") else noted_role(group) or role_by_name(group) or OWN
-    )
+    if described not in ("", "undefined"):
+        return known_role(described)
+    return noted_role(group) or role_by_name(group) or OWN
 
 
 def others_rest() -> bool:

@@ -165,12 +165,17 @@ class StepRecorder:
     @property
     def step(self) -> int:
         """Number of the step that training is in, for any thread: an optimizer's end begins the next."""
-        return self.steps + (self.phase == "input" and self.current is not None)
+        return self.steps + self._has_ended
 
     @property
     def slot(self) -> int:
         """The slot of that step (see `StepRecord`)."""
-        return self._synced + self._unsynced + (self.phase == "input" and self.current is not None)
+        return self._synced + self._unsynced + self._has_ended
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether an optimizer has ended the newest step, which is counted at the next one's forward."""
+        return self.phase == "input" and self.current is not None
 
     @property
     def validation(self) -> tuple[int, int] | None:
@@ -566,21 +571,16 @@ class StepRecorder:
         self._optimizer_depth = max(0, self._optimizer_depth - 1)
         if self._optimizer_depth or self.current is None:
             return
-        if self.phase == "":
-            self.phase, self._optimizer_end = "input", self.clock()
-            self._phase_start = self._optimizer_end
-            self.box.end_step()
-            if not self._syncs or self._synced + 1 >= self._stretch_end:  # only steps that synchronise are in stretches
-                self._expect_next(self.current)
+        if self.phase not in ("", "optimizer", "between"):
             return
-        if self.phase not in ("optimizer", "between"):
-            return
-        # "between" if a closure ran forward and backward in there: what came after them is the optimizer's
-        now = self.clock()
-        self.current.spans.append(("optimizer", self._phase_start, now))
+        is_bare, now = not self.phase, self.clock()
+        if not is_bare:  # "between" if a closure ran forward and backward in there: what came after is the optimizer's
+            self.current.spans.append(("optimizer", self._phase_start, now))
         self.phase, self._phase_start, self._optimizer_end = "input", now, now
         self.box.end_step()
-        self._expect_next(self.current)
+        # Only bare steps that synchronise are in stretches
+        if not is_bare or not self._syncs or self._synced + 1 >= self._stretch_end:
+            self._expect_next(self.current)
 
     def abort(self, now: int | None = None) -> None:
         """Closes the open step, which an exception has left, as aborted, so that the next one starts clean."""

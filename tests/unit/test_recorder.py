@@ -89,7 +89,7 @@ def test_a_step_has_phases_and_buckets() -> None:
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_what_comes_after_an_optimizer_is_of_the_next_step(bare: bool, tmp_path: Path) -> None:
-    """As the steps' records have it: heartbeats, goodbyes and the black box give the same number."""
+    """Heartbeats, goodbyes and the black box number a step as its record does."""
     script = Script(FixedSchedule(bare=lambda _: bare))
     script.recorder.box.open(tmp_path / "box")
     seen = []

@@ -177,7 +177,7 @@ class Standing:
 
 def _lasts(incident: Incident, watched: Sequence[int]) -> bool:
     """Returns whether it lasts, or was over so few steps ago that it may come back; some harm a run for good."""
-    if incident.open or KINDS[incident.kind].for_good:
+    if is_ongoing(incident):
         return True
     held = HOLD * min(incident.occurrences, MOST_HELD)
     return KINDS[incident.kind].comes_back and (len(watched) <= held or watched[-held - 1] <= _until(incident))
@@ -188,9 +188,14 @@ def urgency(incident: Incident) -> tuple[bool, bool, float]:
     return incident.severity == "error", _goes_on(incident), _weight(incident)
 
 
+def is_ongoing(incident: Incident) -> bool:
+    """Returns whether an incident lasts, or has harmed the run for good."""
+    return incident.open or KINDS[incident.kind].for_good
+
+
 def _goes_on(incident: Incident) -> bool:
-    """Returns whether it lasts, or has come back before, and counts as it may do so again."""
-    return incident.open or KINDS[incident.kind].for_good or (incident.counts and incident.occurrences > 1)
+    """Returns whether it is ongoing, or has come back before, and counts as it may do so again."""
+    return is_ongoing(incident) or (incident.counts and incident.occurrences > 1)
 
 
 def _is_general(incident: Incident) -> bool:

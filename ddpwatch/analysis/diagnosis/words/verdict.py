@@ -8,7 +8,7 @@ from typing import Literal
 
 from ddpwatch.analysis.diagnosis.incident import Incident, LostTime
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.standing import is_costly, urgency
+from ddpwatch.analysis.diagnosis.standing import is_costly, is_ongoing, urgency
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, ENOUGH_STEPS, WORTH_SAYING
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
@@ -126,15 +126,14 @@ def _worst(incidents: Sequence[Incident]) -> Incident | None:
 
 def _others(incidents: Sequence[Incident], worst: Incident) -> tuple[str, ...]:
     """Names what else goes on and counts, worst first."""
-    ongoing = [one for one in incidents if one.open or KINDS[one.kind].for_good]
-    found = [one for one in ongoing if one.counts and one is not worst]
+    found = [one for one in incidents if one.counts and is_ongoing(one) and one is not worst]
     return tuple(dict.fromkeys(_named(one) for one in sorted(found, key=urgency, reverse=True)))
 
 
 def of_incident(incident: Incident) -> Verdict:
     """Returns an incident as a verdict, with what a step would gain without it."""
     text = incident.message + (f" ({incident.device})" if incident.device else "")
-    is_over = incident.counts and not incident.open and not KINDS[incident.kind].for_good
+    is_over = incident.counts and not is_ongoing(incident)
     text += f", until step {incident.until_step}" if is_over else ""
     would = "its steps would have been" if is_over else "a step would be"
     if incident.gain:
