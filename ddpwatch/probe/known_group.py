@@ -8,7 +8,6 @@ abort the process.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from ddpwatch.probe.ddp_collectives import in_groups, issued_by
 from ddpwatch.probe.group_roles import known_role, noted_role, role_by_name
+from ddpwatch.probe.stacks import frames_of_others
 
 OWN: Final = "own"  # the role of a group that nothing says any other of
 _STDLIB: Final = threading.__file__.rpartition("/")[0] + "/"
@@ -128,8 +128,7 @@ def role_of(group: Any) -> str:
 
 def others_rest() -> bool:
     """Returns whether no other thread can be issuing a collective: each waits in Python, or is ddpwatch's."""
-    here = threading.get_ident()
-    return all(_rests(frame) for thread, frame in sys._current_frames().items() if thread != here)
+    return all(map(_rests, frames_of_others().values()))
 
 
 def _rests(frame: FrameType) -> bool:

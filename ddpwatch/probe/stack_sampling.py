@@ -29,6 +29,7 @@ from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.identity import as_text
 from ddpwatch.probe.profiling import Profiling
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.stacks import frames_of_others
 from ddpwatch.probe.thread_counters import thread_counters
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, SampledLine, StackSamples
@@ -285,7 +286,7 @@ class SampleCounts:
 
 def _stack(thread: int) -> FrameType | None:
     """Returns the innermost frame of a thread, or of the one of autograd's that it waits for; None if it has ended."""
-    frames = sys._current_frames()
+    frames = frames_of_others()
     own = frames.pop(thread, None)
     if own is not None and own.f_code.co_filename == _ENGINE:
         return next((frame for frame in frames.values() if _is_called_by_torch(frame)), own)

@@ -68,13 +68,22 @@ def dump(thread: int) -> tuple[str, int]:
     They have the format of Python's `faulthandler`, which is not called: Python 3.13.0 crashes where a frame that C++
     has called is just being destroyed.
     """
-    frames = sys._current_frames()
-    threads = len(frames)
-    del frames[threading.get_ident()]
+    frames = frames_of_others()
+    threads = len(frames) + 1
     texts = []
     for ident in sorted(frames, key=lambda ident: ident != thread):
         texts.append(f"Thread 0x{ident:016x} (most recent call first):\n{_calls(frames.pop(ident))}")
     return as_text("\n\n".join(texts), MAX_TEXT), threads
+
+
+def frames_of_others() -> dict[int, FrameType]:
+    """Returns the innermost frames of all threads but the calling one, by ident.
+
+    Whose own would own, by what it was assigned to, itself and with that all others: until garbage is collected.
+    """
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]
+    return frames
 
 
 def _calls(frame: FrameType | None) -> str:

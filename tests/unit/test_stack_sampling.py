@@ -19,6 +19,7 @@ from torch import nn
 from ddpwatch.common.units import NS_PER_S
 from ddpwatch.probe import stack_sampling
 from ddpwatch.probe.guard import Guard
+from ddpwatch.probe.known_group import others_rest
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.stack_sampling import (
     COST,
@@ -30,6 +31,7 @@ from ddpwatch.probe.stack_sampling import (
     module_names,
     period_s,
 )
+from ddpwatch.probe.stacks import dump
 from ddpwatch.sampling.lease import FULL_PPM, Lease, LeasePage
 from ddpwatch.sampling.stack_order import StackOrder, parse_topic
 from ddpwatch.wire.messages import StackSamples, decode, encode
@@ -122,7 +124,13 @@ def test_modules_have_the_names_that_they_have_without_wrappers() -> None:
     assert len(module_names(nn.Sequential(shared, shared))) == 2
 
 
-def test_nothing_that_a_frame_owns_lives_longer() -> None:
+def sample(ident: int) -> None:
+    SampleCounts(0).add_stack(stack_sampling._stack(ident), "forward", 1)
+
+
+@pytest.mark.parametrize("look", [sample, dump, lambda _: others_rest()], ids=["sample", "dump", "others_rest"])
+def test_nothing_that_a_frame_owns_lives_longer(look: Callable[[int], object]) -> None:
+    """Not even until garbage is collected: a file that nobody has closed would lose its last lines."""
     gone: list[weakref.ref[torch.Tensor]] = []
 
     def run(hold: Callable[[], object]) -> None:
@@ -135,12 +143,11 @@ def test_nothing_that_a_frame_owns_lives_longer() -> None:
         done.set()
 
     done = threading.Event()
-    samples = SampleCounts(0)
     gc.disable()
     try:
         with held_thread(run, by_threading) as ident:
             for _ in range(3):
-                samples.add_stack(frame_of(ident), "forward", 1)
+                look(ident)
         done.wait()
         assert gone[0]() is None
     finally:
