@@ -51,11 +51,11 @@ def test_a_bucket_is_one_of_its_module() -> None:
     first, second = (late_rank_sentence(replace(LATE, module=module, bucket=0), layouts) for module in (0, 1))
     assert first.endswith("from bucket 0 (generator.0.weight) on")
     assert second.endswith("from bucket 1:0 (discriminator.0.weight) on")
-    assert exposed_sentence(0.12, (1, 0), "last", layouts, True).endswith(
+    assert exposed_sentence(0.12, (1, 0), "last", layouts, True, True).endswith(
         "most of it the last bucket 1:0 (discriminator.0.weight)"
     )
-    assert exposed_sentence(0.12, (0, 0), "only", None, True).endswith("all of it the only bucket 0")
-    assert exposed_sentence(0.12, (0, 2), "middle", None, True).endswith("most of it bucket 2, one in the middle")
+    assert exposed_sentence(0.12, (0, 0), "only", None, True, True).endswith("all of it the only bucket 0")
+    assert exposed_sentence(0.12, (0, 2), "middle", None, True, True).endswith("most of it bucket 2, one in the middle")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_a_slow_host(is_open: bool, text: str) -> None:
 
 
 def test_what_slows_all_ranks() -> None:
-    assert exposed_sentence(0.12, None, "", None, True).endswith("that no compute hides take 12 % of a step")
-    assert exposed_sentence(0.12, None, "", None, False).endswith("that no compute hid took 12 % of a step")
+    assert exposed_sentence(0.12, None, "", None, True, True).endswith("that no compute hides take 12 % of a step")
+    assert exposed_sentence(0.12, None, "", None, True, False).endswith("that no compute hid took 12 % of a step")
     assert input_sentence(0.12, True) == "slow input: the loop waits for data during 12 % of a step"
     assert input_sentence(0.12, False) == "slow input: the loop waited for data during 12 % of a step"
     assert link_sentence(2.0, (), None, True) == "transfers take 2.0 times as long as before"

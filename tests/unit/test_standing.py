@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpwatch.analysis.diagnosis.incident import DeviceFigures, Evidence, Incident
-from ddpwatch.analysis.diagnosis.standing import AGAIN, HOLD, OUTWEIGHS, Standing, key_of, rejoined
+from ddpwatch.analysis.diagnosis.standing import AGAIN, AWAY_SHARE, HOLD, OUTWEIGHS, Standing, key_of, rejoined
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE
 from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
 from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.window import Summary
+from ddpwatch.tui.models.incidents import struck
 from ddpwatch.viewer.state import RunState
 from tests.support.frames import MS, diagnosed, enveloped, hello, layout, run, state_of, synchronous
 
@@ -100,6 +101,31 @@ def test_a_figure_around_a_threshold_changes_the_verdict_once(factors: list[floa
         worst = [one.kind for one in standing.judged(incidents, STEPS) if one.foremost]
         said.append((worst, standing.costly))
     assert sum(before != now for before, now in pairwise(said)) <= 1
+
+
+def test_what_comes_and_goes_lasts_until_it_stays_away_for_longer_than_before() -> None:
+    """It was "is", "was", "is" fifteen times in ten minutes."""
+    shape, said = [(20, 60), (75, 90), (150, 160), (200, 210), (330, 340)], []
+    for newest in range(20, 500):
+        spells = [replace(one, lasting="is", message="is" if one.open else "was") for one in spells_of(shape, newest)]
+        (found,) = rejoined(spells, range(newest + 1))
+        said.append(found.message)
+        assert found.open is (found.message == "is")
+        assert not rejoined([replace(one, open=False) for one in spells])[0].open  # once the run has ended
+    changes = [20 + at for at, (before, now) in enumerate(pairwise(said), start=1) if before != now]
+    away = int(41 * AWAY_SHARE) + 1
+    assert changes == [60 + away, 75, 340 + 4 * HOLD]
+    text = verdict(Summary(), [replace(found, open=True, resting=True, counts=True)], 2, finished_steps=500).text
+    assert "on and off, last in step 340" in text
+
+
+@pytest.mark.parametrize(("steps", "away"), [(16, 1), (160, 10), (1600, HOLD)])
+def test_what_lasted_long_is_not_over_at_once(steps: int, away: int) -> None:
+    once = replace(LATE, until_step=20 + steps, steps=steps, open=False, lasting="rank 1 is late")
+    for more, rests in ((away - 1, True), (away, False)):
+        (found,) = rejoined([once], range(21 + steps + more))
+        assert (found.resting, found.open) == (rests, rests)
+        assert struck(found, 9999)[-1] == once.until_step
 
 
 def test_a_warning_stays_one_while_it_counts() -> None:

@@ -99,6 +99,7 @@ class Diagnosis:
         self._recent: deque[StepFacts] = deque(maxlen=KEEP_FACTS)
         self._looked: _Look | None = None  # at what is known so far
         self._standing = Standing()
+        self._has_ended = False
 
     def apply_message(self, message: Message, received_ns: int) -> None:
         """Takes a message. Steps are compared once `add_step` has them of all ranks.
@@ -134,6 +135,7 @@ class Diagnosis:
         elif isinstance(message, Bye):
             self._liveness.add_bye(message, received_ns)
             self.places.add_bye(message)
+            self._has_ended = self._has_ended or message.rank is None
         elif isinstance(message, Stack):
             if is_of_hang(message):
                 self._liveness.add_stack(message)
@@ -332,7 +334,8 @@ class Diagnosis:
                 own_stage=self._is_own_stage(late) or None,
             ),
         )
-        incident = replace(incident, message=late_rank_sentence(incident, self._names))
+        lasting = late_rank_sentence(replace(incident, open=True), self._names)
+        incident = replace(incident, message=late_rank_sentence(incident, self._names), lasting=lasting)
         return because(incident, self._device_cause(late, incident.phase))
 
     def _is_own_stage(self, late: LateRank) -> bool:
@@ -368,7 +371,7 @@ class Diagnosis:
 
     def _rejoined(self) -> list[Incident]:
         """Returns what came back as one, with its share of the run."""
-        found = rejoined(self.spells())
+        found = rejoined(self.spells(), None if self._has_ended else self._judged)
         beyond = sum(incident.cost_ns + incident.stuck_ns for incident in found if not incident.in_steps)
         total = self._ledger.rank_ns + beyond
         return [replace(incident, share=incident.cost_ns / total if total else None) for incident in found]

@@ -210,11 +210,13 @@ class Incident:
         stuck_ns: Rank-time of a hang's own ranks, which are in no step either.
         share: That, as a share of the rank-time of the run so far, with what is in no step.
         gain: By how much a step would be shorter without it, as a share of the mean step while it lasts.
-        open: Whether it still lasts, as far as one can see.
+        open: Whether it still lasts, as far as one can see, or is `resting`.
+        resting: Whether it is away at the moment, but has come back before, and not been away for long enough since.
         spells: First and last steps of each time that it came, if it came back.
         counts: Whether it lasts, or did a few steps ago, and costs enough to be the verdict
             (`ddpwatch.analysis.diagnosis.standing`); in ``foremost`` whether it is what the verdict was about.
         message: One sentence, without the cost.
+        lasting: The same of one that lasts; empty if one that is over needs no other sentence for that.
         next_step: What to do about it.
         evidence: Figures that it rests on.
     """
@@ -239,9 +241,11 @@ class Incident:
     share: float | None = None
     gain: float | None = None
     open: bool = False
+    resting: bool = False
     spells: tuple[tuple[int, int], ...] = ()
     counts: bool = False
     foremost: bool = False
+    lasting: str = ""
     next_step: str = ""
     evidence: Evidence = field(default_factory=Evidence)
 

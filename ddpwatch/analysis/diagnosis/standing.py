@@ -1,12 +1,14 @@
 """Which incidents count, and which is the same one again: the one place that keeps verdicts from flapping.
 
 Detectors say what is wrong now, and their figures hover around thresholds. So what comes back is the same incident
-(`rejoined`), and `Standing` remembers: what counts goes on counting while it lasts, and for some steps after that, as
-grave as it was; and the verdict stays with its incident until another one costs clearly more.
+(`rejoined`), which is over only once it has been away for longer, the oftener it came. And `Standing` remembers: what
+counts goes on counting while it lasts, and for some steps after that, as grave as it was; and the verdict stays with
+its incident until another one costs clearly more.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -17,6 +19,7 @@ from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE, WOR
 AGAIN = 256  # steps from one spell to the next, up to which they are one incident
 HOLD = 32  # watched steps, times its spells, for which what is over still counts: it may come back
 MOST_HELD = 4  # spells, with which that grows
+AWAY_SHARE = 1 / 16  # of its steps: what has come once, and is away for less, is not over
 BRIEF = 8  # steps of a spell: a shorter one does not show a level of its own
 ALIKE = 2.0  # times as late is another incident
 OUTWEIGHS = 1.5  # times as much of a step is what another incident costs at least, to become the verdict instead
@@ -37,8 +40,14 @@ def key_of(incident: Incident) -> Key:
 # -- the same one again --------------------------------------------------------------------------------------
 
 
-def rejoined(incidents: Iterable[Incident]) -> list[Incident]:
-    """Returns the incidents, those in one that came back within `AGAIN` steps."""
+def rejoined(incidents: Iterable[Incident], watched: Sequence[int] | None = None) -> list[Incident]:
+    """Returns the incidents, those in one that came back within `AGAIN` steps.
+
+    Args:
+        incidents: Each spell by itself.
+        watched: The newest watched steps, which show whether it has been away for long enough to be over; None if
+            nothing will come back, as the run has ended.
+    """
     found: list[Incident] = []
     newest: dict[Key, int] = {}
     for incident in sorted(incidents, key=_since):
@@ -49,7 +58,25 @@ def rejoined(incidents: Iterable[Incident]) -> list[Incident]:
         if KINDS[incident.kind].comes_back and incident.since_step is not None:
             newest[key_of(incident)] = len(found)
         found.append(incident)
-    return found
+    if watched is None:
+        return found
+    return [_rested(incident) if _rests(incident, watched) else incident for incident in found]
+
+
+def _rests(incident: Incident, watched: Sequence[int]) -> bool:
+    """Returns whether it is only away: for less time than it takes to be over, which is more if it came back before."""
+    if incident.open or not incident.lasting or incident.evidence.stayed:
+        return False
+    away = len(watched) - bisect_right(watched, _until(incident))
+    return away < (_held(incident) if incident.occurrences > 1 else min(_held(incident), AWAY_SHARE * incident.steps))
+
+
+def _held(incident: Incident) -> int:
+    return HOLD * min(incident.occurrences, MOST_HELD)
+
+
+def _rested(incident: Incident) -> Incident:
+    return replace(incident, open=True, resting=True, message=incident.lasting)
 
 
 def _since(incident: Incident) -> int:
@@ -179,7 +206,7 @@ def _lasts(incident: Incident, watched: Sequence[int]) -> bool:
     """Returns whether it lasts, or was over so few steps ago that it may come back; some harm a run for good."""
     if is_ongoing(incident):
         return True
-    held = HOLD * min(incident.occurrences, MOST_HELD)
+    held = _held(incident)
     return KINDS[incident.kind].comes_back and (len(watched) <= held or watched[-held - 1] <= _until(incident))
 
 

@@ -46,7 +46,7 @@ def struck(incident: Incident, newest: int) -> Sequence[int]:
     since, until = incident.since_step, incident.until_step
     if since is None:
         return range(0)
-    until = max(since, newest if incident.open else since if until is None else until)
+    until = max(since, newest if incident.open and not incident.resting else since if until is None else until)
     if incident.struck:
         return incident.struck
     if incident.period is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
@@ -77,15 +78,13 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
     until = max((incident.until_step for incident in late if incident.until_step is not None), default=None)
     named = sorted({rank for incident in late for rank in incident.ranks})
     is_open = any(incident.open for incident in late)
-    is_slow, are, takes = ("is", "are", "takes") if is_open else ("was", "were", "took")
     who = "all of its ranks" if len(named) == len(ranks) else f"{len(named)} of its {len(ranks)} ranks"
-    text = f"host {called} {is_slow} slow: {who} {are} late, by up to {ms_named(late_ms)} in each step"
-    if phase:
-        text += f": {phase_named(phase).replace('its ', 'their ', 1)} {takes} longer"
+    sentence = partial(_sentence, called, who, late_ms, phase)
     return Incident(
         kind="slow_host",
         severity="warning",
-        message=text,
+        message=sentence(is_open),
+        lasting=sentence(True),
         ranks=tuple(ranks),
         phase=phase,
         module=worst.module,
@@ -105,6 +104,12 @@ def _joined(host: str, called: str, ranks: Sequence[int], late: Sequence[Inciden
             device=worst.evidence.device,
         ),
     )
+
+
+def _sentence(called: str, who: str, late_ms: float | None, phase: str, is_open: bool) -> str:
+    is_slow, are, takes = ("is", "are", "takes") if is_open else ("was", "were", "took")
+    text = f"host {called} {is_slow} slow: {who} {are} late, by up to {ms_named(late_ms)} in each step"
+    return text + (f": {phase_named(phase).replace('its ', 'their ', 1)} {takes} longer" if phase else "")
 
 
 def _gain(late: Sequence[Incident]) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bus_bandwidths
@@ -91,8 +91,8 @@ class ExposedComm:
         is_split = 2 * spell.unknown_ns <= spell.cost_ns
         module, index = bucket or (None, None)
         severity: Severity = "warning" if spell.share >= EXPOSED_SHARE else "info"
-        message = exposed_sentence(spell.share, bucket, place, names, is_open, is_split)
-        incident = spell.incident("exposed_comm", severity, message, "exposed_comm", is_open)
+        sentence = partial(exposed_sentence, spell.share, bucket, place, names, is_split)
+        incident = spell.incident("exposed_comm", severity, sentence, "exposed_comm", is_open)
         rates = self._rates.get(bucket) if bucket is not None else None
         busbw = None if rates is None else [rates.median]
         evidence = incident.evidence | Evidence(bucket_place=place or None, busbw_gbps=busbw)
@@ -118,8 +118,8 @@ def exposed_sentence(
     bucket: ModuleBucket | None,
     which: str,
     names: LayerNames | None,
+    is_split: bool,
     is_open: bool,
-    is_split: bool = True,
 ) -> str:
     """Names transfers that no compute hides; if waits could not be split off, both.
 
@@ -128,8 +128,8 @@ def exposed_sentence(
         bucket: The one that is exposed most.
         which: In launch order: ``first``, ``middle``, ``last`` or ``only``; empty if that is not known.
         names: Of parameters.
-        is_open: Whether that lasts.
         is_split: Whether waits were split off.
+        is_open: Whether that lasts.
     """
     hides, take = ("hides", "take") if is_open else ("hid", "took")
     what = "transfers" if is_split else "waits or transfers (unknown which, as not all ranks can be compared)"

@@ -67,9 +67,9 @@ class Imbalance:
         return [self._incident(spell, is_open) for spell, is_open in self._share.spells()]
 
     def _incident(self, spell: Spell, is_open: bool) -> Incident:
-        message = imbalance_sentence(spell.share, is_open)
+        sentence = partial(imbalance_sentence, spell.share)
         # No warning: noise of ranks that share cores does the same.
-        return because(spell.incident("imbalance", "info", message, "", is_open), self._cause(spell))
+        return because(spell.incident("imbalance", "info", sentence, "", is_open), self._cause(spell))
 
     def _cause(self, spell: Spell) -> DeviceCause | None:
         """Returns what denied the ranks their cores meanwhile: nothing else makes them late by turns."""

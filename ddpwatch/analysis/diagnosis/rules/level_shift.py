@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -148,12 +149,15 @@ class Spell:
         self.until = split.step
         self.start_ns, self.end_ns = self.start_ns or split.start_ns, split.end_ns
 
-    def incident(self, kind: Kind, severity: Severity, message: str, phase: str, is_open: bool) -> Incident:
-        """Returns these steps as an incident of all ranks."""
+    def incident(
+        self, kind: Kind, severity: Severity, sentence: Callable[[bool], str], phase: str, is_open: bool
+    ) -> Incident:
+        """Returns these steps as an incident of all ranks; ``sentence`` says it, of whether it lasts."""
         return Incident(
             kind=kind,
             severity=severity,
-            message=message,
+            message=sentence(is_open),
+            lasting=sentence(True),
             phase=phase,
             since_step=self.since,
             until_step=self.until,
@@ -254,5 +258,5 @@ class HighShare(Spells):
         found = []
         for spell, is_open in self.spells():
             severity: Severity = "warning" if spell.share >= warning_share else "info"
-            found.append(spell.incident(kind, severity, sentence(spell.share, is_open), phase, is_open))
+            found.append(spell.incident(kind, severity, partial(sentence, spell.share), phase, is_open))
         return found

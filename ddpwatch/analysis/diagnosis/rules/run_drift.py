@@ -110,7 +110,8 @@ class RunDrift:
         incident = Incident(
             kind="drift",
             severity="warning",
-            message=_sentence(growth, is_open=True),
+            message=(lasting := _sentence(growth, is_open=True)),
+            lasting=lasting,
             since_step=since,
             until_step=blocks[-1].last,
             steps=len(blocks) * self._gathered.size,

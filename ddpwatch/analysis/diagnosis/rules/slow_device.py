@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
@@ -70,13 +71,13 @@ class SlowDevice(Spells):
     def _incident(self, spell: Spell, is_open: bool) -> Incident:
         cause, longer = spell.cause, spell.longer
         severity: Severity = "info" if cause is None or cause.evidence.cause in SHORTAGES else "warning"
-        sentence = _sentence(longer, is_open, "" if cause else spell.phase)
+        sentence = partial(_sentence, longer, "" if cause else spell.phase)
         incident = spell.incident("slow_device", severity, sentence, "" if cause else spell.phase, is_open)
         incident = replace(incident, gain=spell.gain, evidence=Evidence(longer=longer, stayed=spell.is_normal or None))
         return because(incident, cause)
 
 
-def _sentence(longer: float, is_open: bool, phase: str) -> str:
+def _sentence(longer: float, phase: str, is_open: bool) -> str:
     """Says that all ranks are slower from a step on, in which phase above all."""
     are, takes = ("are", "takes") if is_open else ("were", "took")
     place = f", most of it in {_PHASES[phase]}" if phase else ""

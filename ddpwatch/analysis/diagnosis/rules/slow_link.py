@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bus_bandwidths
@@ -105,8 +106,8 @@ class SlowLink(Spells):
         before = slowest.moved / slowest.usual
         busbw = (before, before / slowest.slower) if before else None
         minor = slowest.slower < 1 + OVER_SHARE * (WORSE_FACTOR - 1) or (spell.span_ns and spell.share < COSTLY_SHARE)
-        message = link_sentence(slowest.slower, self._among, busbw, is_open)
-        incident = spell.incident("slow_link", "info" if minor else "warning", message, "exposed_comm", is_open)
+        sentence = partial(link_sentence, slowest.slower, self._among, busbw)
+        incident = spell.incident("slow_link", "info" if minor else "warning", sentence, "exposed_comm", is_open)
         evidence = Evidence(slower=slowest.slower, busbw_gbps=busbw and list(busbw))
         gain = spell.share if spell.span_ns else None
         incident = replace(incident, ranks=self._among, gain=gain, evidence=evidence)

@@ -134,7 +134,8 @@ def of_incident(incident: Incident) -> Verdict:
     """Returns an incident as a verdict, with what a step would gain without it."""
     text = incident.message + (f" ({incident.device})" if incident.device else "")
     is_over = incident.counts and not is_ongoing(incident)
-    text += f", until step {incident.until_step}" if is_over else ""
+    if is_over or incident.resting:
+        text += f", {'on and off, last in' if incident.resting else 'until'} step {incident.until_step}"
     would = "its steps would have been" if is_over else "a step would be"
     if incident.gain:
         text += f"; {without(incident)}, {would} {_percent(incident.gain)} shorter"
