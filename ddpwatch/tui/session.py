@@ -39,6 +39,7 @@ class ViewerSession:
         log: The run's log.
         output: What the job prints, if ddpwatch launched it.
         over: No more frames will come.
+        seeking: A replay jumps: the frames so far are void, and the overview is that of before.
         paused: The views are frozen.
         overview: What to draw, as of the last `refresh`.
         rank: The rank that the user has selected, if any.
@@ -73,7 +74,7 @@ class ViewerSession:
             self.state.diagnosis.places.read_from("")
         self.log = RunLog()
         self.over = False
-        self._seeking = False
+        self.seeking = False
         self._builder = OverviewBuilder()
         self._frozen: Overview | None = None
         self._frozen_steps: list[StepAcrossRanks] = []
@@ -95,11 +96,11 @@ class ViewerSession:
     def rewind(self) -> None:
         """Voids the frames, as a replay jumps. The user's choices stay, and for now so does the overview."""
         self._forget_frames()
-        self._seeking = True
+        self.seeking = True
 
     def arrive(self, step: int | None) -> None:
         """Shows the new position, and that step, in a frozen view, as a replay has arrived."""
-        self._seeking = False
+        self.seeking = False
         if self.paused:
             self.pause(False)
             self.pause(True)
@@ -158,7 +159,7 @@ class ViewerSession:
     def replay_link(self, speed: float, held: bool, position_s: float, length_s: float, loop: bool) -> LinkState:
         """Returns the state of a replay."""
         return LinkState(
-            Link.ENDED if self.over else Link.REPLAY,
+            Link.SEEKING if self.seeking else Link.ENDED if self.over else Link.REPLAY,
             self.name,
             speed=speed,
             paused=self.paused or held,
@@ -181,9 +182,12 @@ class ViewerSession:
             self.follow_slowest,
             found,
         )
-        if now == self._drawn or self._seeking:
+        if now == self._drawn:
             return False
         self._drawn = now
+        if self.seeking:
+            self.overview = replace(self.overview, link=link)
+            return True
         if found is not self._found:
             self._found = found
             if self._frozen is not None and found is not None and found.whole:

@@ -438,12 +438,33 @@ class TestKeys:
         async with app.run_test(size=(120, 36)) as pilot:
             await until(pilot, lambda: app.session.state.frames)
             await pilot.press("greater_than_sign", "ctrl+right", "greater_than_sign")
-            await until(pilot, lambda: app.feed.position_s == 15 and not app.session._seeking)
+            await until(pilot, lambda: app.feed.position_s == 15 and not app.session.seeking)
             assert "0:15/4:" in screen_text(app)
             newest = app.session.state.newest_step().step
             await pilot.press("less_than_sign", "ctrl+left")
             await until(pilot, lambda: app.feed.position_s == 5 and app.session.state.newest_step().step < newest)
             assert "0:05/4:" in screen_text(app)
+
+    async def test_while_it_jumps_it_says_so_beside_what_was_there(self, long_recording):
+        app = self.app(long_recording)
+        async with app.run_test(size=(120, 36)) as pilot:
+            await until(pilot, lambda: app.session.state.frames)
+            await pilot.press("greater_than_sign")
+            await until(pilot, lambda: app.feed.position_s == 5 and not app.session.seeking)
+            for view in "124":
+                await pilot.press(view)
+                app.tick()
+                before = screen_text(app).splitlines()
+                app.take_event(Rewound())
+                app.tick()
+                during = screen_text(app).splitlines()
+                assert during[0].startswith(" REPLAY SEEKING ")
+                assert during[1:] == before[1:]
+                assert app.view.stale
+                app.take_event(Arrived(None))
+                app.tick()
+                assert screen_text(app).startswith(" REPLAY 1× ")
+                assert not app.view.stale
 
     async def test_go_to_a_step_and_a_time(self, long_recording):
         """Also to steps beyond those kept."""
@@ -464,7 +485,7 @@ class TestKeys:
             await until(pilot, lambda: app.session.step_shown is not None and app.session.step_shown.step == oldest - 1)
             assert f"step {oldest - 1} of {oldest - 1} (paused)" in screen_text(app)
             await pilot.press("g", *"1:30", "enter")
-            await until(pilot, lambda: round(app.feed.position_s) == 90 and not app.session._seeking)
+            await until(pilot, lambda: round(app.feed.position_s) == 90 and not app.session.seeking)
             assert "1:30/4:" in screen_text(app)
             await pilot.press("g", *"later", "enter")
             await until(pilot, lambda: app._notifications)

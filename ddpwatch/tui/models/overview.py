@@ -44,6 +44,7 @@ class Link(str, Enum):
     LIVE = "live"
     GONE = "gone"
     REPLAY = "replay"
+    SEEKING = "seeking"
     ENDED = "ended"
 
 
@@ -78,8 +79,8 @@ class LinkState:
 
     @property
     def stale(self) -> bool:
-        """Whether the screen shows a live run that sends no more frames."""
-        return self.link is Link.GONE or (self.link is Link.ENDED and not self.replay)
+        """Whether the screen shows a live run that sends no more frames, or where a replay was before it jumped."""
+        return self.link in (Link.GONE, Link.SEEKING) or (self.link is Link.ENDED and not self.replay)
 
     @property
     def at_rest(self) -> bool:

@@ -9,6 +9,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from ddpwatch.tui.paint.canvas import Row
+from ddpwatch.tui.paint.header import paint_header
 from ddpwatch.tui.paint.page import HEADER_ROWS, paint_page, verdict_rows
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.painted import PaintedView
@@ -75,7 +76,10 @@ class RunView(PaintedView, can_focus=True):
         return HEADER_ROWS + verdict_rows(self.session.overview, *self.size)
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """Paints header, verdict and body, from top to bottom."""
+        """Paints header, verdict and body, from top to bottom; the header alone while a replay jumps."""
+        if self.session.seeking and (height, width) == (len(self._rows), self._painted[0]):
+            header = paint_header(self.session.overview, width, HEADER_ROWS)
+            return header + self._rows[HEADER_ROWS:]
         return paint_page(self.session.overview, width, height, self.body, self.shows_before_run)
 
     def body(self, width: int, height: int) -> list[Row]:
