@@ -17,6 +17,8 @@ ALL_STARVED = 0.2  # of the time, both do; as many as make the node's pressure a
 MOST_NAMED = 2  # lines, where the second differs by half as much at least
 MORE_STEPS = 100  # to sample after too few, at least
 STACKS = "sample stacks, which say where: `ddpwatch explain --rank {}`"
+_SAMPLED = "`ddpwatch explain --rank {} --steps {}`"
+_PROFILED = "`ddpwatch explain --rank {} --how profiler --steps {}`"
 _LARGER = "a larger batch, or longer sequences?"
 _PROFILE = "profile it, which says whether it runs other operators: `ddpwatch explain --rank {} --how profiler`"
 _PARAMETERS = "look for parameters that need gradients on one of them alone"
@@ -53,9 +55,7 @@ def sentences(
 
     ``inputs`` is `input_ratio`.
     """
-    again = f"sample more steps: `ddpwatch explain --rank {own.rank} --steps {_more_steps(own)}`"
-    if own.profiler:
-        again = f"profile more steps: `ddpwatch explain --rank {own.rank} --how profiler --steps {MOST_PROFILED}`"
+    again = _again(own)
     if not steps:
         beside = "" if own.peer is None else " that its peer has, too"
         return f"rank {own.rank} was not sampled in a whole step{beside}", again
@@ -129,8 +129,15 @@ def _times(ratio: float | None) -> str:
     return f"{number(ratio, 2).rstrip('0').rstrip('.')} times"
 
 
-def _more_steps(own: StackSamples) -> int:
-    return min(MOST_STEPS, max(MORE_STEPS, 4 * len(set(own.slots))))
+def _again(own: StackSamples) -> str:
+    """Returns what shows more than this did: clearly more steps, as far as allowed; else the other way to look."""
+    steps = len(set(own.slots))
+    if own.profiler:
+        more, way, most = f"profile more steps: {_PROFILED}", STACKS, MOST_PROFILED
+    else:
+        more, way, most = f"sample more steps: {_SAMPLED}", _PROFILE, MOST_STEPS
+    wanted = min(most, max(MORE_STEPS, 4 * steps))
+    return more.format(own.rank, wanted) if 2 * steps <= wanted else way.format(own.rank)
 
 
 def _is_longer(line: LineDifference) -> bool:

@@ -20,7 +20,7 @@ from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.tables import explanation_table
 from ddpwatch.report.text import render_report
-from ddpwatch.sampling.stack_order import PARTIAL, StackOrder
+from ddpwatch.sampling.stack_order import MOST_PROFILED, PARTIAL, StackOrder
 from ddpwatch.viewer.explain import SAMPLED_S, request_of
 from ddpwatch.viewer.first_incident import FirstIncident
 from ddpwatch.viewer.state import RunState
@@ -501,6 +501,21 @@ def test_a_rank_without_a_core_that_runs_other_operators_is_late_by_these() -> N
     assert found is not None
     assert ": 20 calls a step, its peer 0; it waited for a core for 60 %" in found.text
     assert "shows who has the cores" not in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("steps", "then"),
+    [
+        (FEWEST_STEPS, f"--how profiler --steps {MOST_PROFILED}`"),
+        (MOST_PROFILED - 1, "sample stacks, which say where: `ddpwatch explain --rank 3`"),
+        (MOST_PROFILED, "sample stacks, which say where: `ddpwatch explain --rank 3`"),
+    ],
+)
+def test_a_profile_that_shows_nothing_does_not_ask_for_the_same_again(steps: int, then: str) -> None:
+    found = explain([profile_of(rank, {"aten::addmm": (4, (STEADY * 3)[:steps])}) for rank in (3, 0)])
+    assert found is not None
+    assert found.text.startswith("no difference beyond noise")
+    assert found.next_step.endswith(then)
 
 
 @pytest.mark.parametrize(("wait", "says"), [(60, "; both waited for a core, for 60 % and 60 % of the time"), (15, "")])
