@@ -8,12 +8,14 @@ import pytest
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.pause_or_hang import joined
 from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
+from ddpwatch.analysis.diagnosis.words.lost_time import account_text
 from ddpwatch.wire.messages import Device, Mark, RankSample, Span, Stack
 from tests.support.frames import (
     MS,
     START_NS,
     bare,
     beat,
+    diagnosed,
     hello,
     light,
     state_of,
@@ -54,8 +56,10 @@ def with_collections(late):
 class TestPauses:
     def test_a_stall_of_one_rank(self):
         """A stall of 12 s was not in the report at all."""
-        found = incidents([(0, 12_000 if n == 30 else 0) for n in range(60)])
-        (stall,) = late_ones(found)
+        diagnosis = diagnosed([(0, 12_000 if n == 30 else 0) for n in range(60)]).diagnosis
+        (stall,) = late_ones(diagnosis.incidents())
+        named = [account_text(account) for account in diagnosis.lost().accounts if account.ns == stall.cost_ns]
+        assert named == ["waiting for rank 1 (pause)"]  # it was three words: waiting (backward), pause, pauses
         assert (stall.kind, stall.ranks, stall.phase, stall.since_step) == ("pause", (1,), "backward", 30)
         assert stall.cost_ns == 11_990 * MS
         assert not stall.open

@@ -44,6 +44,7 @@ from ddpwatch.sampling.stillness import is_of_hang
 from ddpwatch.wire.messages import (
     DEFAULT_GROUP,
     OWN_COLLECTIVES,
+    PAUSE_PHASES,
     Beat,
     Bye,
     Device,
@@ -412,7 +413,7 @@ class Diagnosis:
                 continue
             ns = min(incident.cost_ns, waits)
             waits -= ns
-            waiting[incident.ranks[0], incident.phase] += ns
+            waiting[incident.ranks[0], _waited_in(incident)] += ns
         total = ledger.rank_ns
         for hang in incidents:
             if not hang.in_steps:  # its ranks have not ended their step
@@ -459,6 +460,12 @@ def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
         if keys is not None and (keys[-1] == key or key in keys):
             return peers
     return tuple(rank for rank in sorted(skew.peers) if key in facts[rank].keys)
+
+
+def _waited_in(incident: Incident) -> str:
+    """Returns the phase in which a rank was waited for: a stall's time is a pause wherever the rank was."""
+    is_stall = incident.kind == "pause" and incident.phase not in PAUSE_PHASES.values()
+    return "pause" if is_stall else incident.phase
 
 
 _waits = attrgetter("waits")

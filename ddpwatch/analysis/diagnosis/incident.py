@@ -271,7 +271,7 @@ class Account:
             ``transfer`` (exposed, with all ranks there), ``exposed`` (not known which of these), ``input``, ``pause``,
             ``startup`` (warm-up steps), ``other``.
         rank: Who was waited for; None in all other accounts.
-        phase: The phase that it was spent in; for ``waiting``, the phase in which that rank was slow.
+        phase: The phase that it was spent in; for ``waiting``, the phase in which that rank was slow, or ``pause``.
     """
 
     name: AccountName
