@@ -3,7 +3,7 @@
     DDPWATCH_PEAK_TFLOPS=0.5 torchrun --nproc-per-node=2 benchmarks/counted_job.py 300 [MB]
     ddpwatch report counted.mcap
 
-With MB, rank 1 keeps so many of them in each step.
+With MB, rank 1 keeps so many of them in each step. Both leave out the first step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from trainer.models.gpt import GPT
 
 STEPS, KEPT_MB = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 BATCH, LENGTH, WIDTH = 8, 128, 128
-WARM_UP = 20  # steps, which own figures leave out
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def main() -> None:
                 kept.append(b"x" * round(KEPT_MB * 1e6))
             ends.append(time.monotonic())
     if dist.get_rank() == 0:
-        rate = dist.get_world_size() * BATCH * LENGTH * (STEPS - 1 - WARM_UP) / (ends[-1] - ends[WARM_UP])
+        rate = dist.get_world_size() * BATCH * LENGTH * (STEPS - 1) / (ends[-1] - ends[0])
         flops = 6 * sum(parameter.numel() for parameter in model.parameters()) * rate
         peak = 1e12 * dist.get_world_size() * float(os.environ.get("DDPWATCH_PEAK_TFLOPS", "nan"))
         print(f"its own count: {rate:,.1f} tokens/s, MFU {100 * flops / peak:.4f} %")

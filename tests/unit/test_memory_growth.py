@@ -27,13 +27,19 @@ PER_S = 10  # steps
 Use = Callable[[int], float]  # MB by step
 
 
-def host(seconds: int, use: Use, left: int = 100 * GIB, peer: Use = lambda step: 1000) -> list[Incident]:
+def host(
+    seconds: int,
+    use: Use,
+    left: int = 100 * GIB,
+    peer: Use = lambda step: 1000,
+    step_at: Callable[[int], int] = lambda second: second * PER_S,
+) -> list[Incident]:
     """What is found on a host of two ranks: rank 1 uses so much, and rank 0 as its peer does."""
     rule = MemoryGrowth()
     for rank in (0, 1):
         rule.add_hello(hello(rank))
     for second in range(seconds):
-        step, at_ns = second * PER_S, second * SECOND
+        step, at_ns = step_at(second), second * SECOND
         for rank, mb in ((0, peer(step)), (1, use(step))):
             rule.apply_message(beat(rank, step, at_ns=at_ns))
             used = round(mb * MB)
@@ -53,6 +59,14 @@ def test_a_megabyte_a_step_is_named_with_its_forecast() -> None:
     assert found.evidence.memory.steps_left == pytest.approx(1900, rel=0.05)
     assert "rank 1 takes" in found.message
     assert "is full in some 1,900 steps" in found.message
+
+
+def test_growth_in_each_step_goes_on_as_steps_take_longer() -> None:
+    """From the 100th second on five times as long."""
+    (found,) = host(160, lambda step: 2000 + step, step_at=lambda second: 4 * min(second, 100) + second)
+    assert found.open
+    assert found.evidence.memory is not None
+    assert found.evidence.memory.step_bytes == pytest.approx(MB, rel=0.01)
 
 
 def test_what_ends_a_run_soon_is_the_verdict_beside_what_makes_it_slower() -> None:

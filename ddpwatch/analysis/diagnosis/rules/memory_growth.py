@@ -2,7 +2,7 @@
 
 What a start takes, a cache that fills up, a block that an allocator takes now and then, and what gathers until a
 garbage collection are no such growth: the least that a rank had in each of eight parts of a stretch must rise from part
-to part, each time by at least 0.7 of the mean rise, and be more than it ever had before.
+to part, each time by at least 0.7 of the mean rise for as many steps, and be more than it ever had before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddpwatch.common.units import S_PER_HOUR
 from ddpwatch.wire.messages import Beat, Device, Hello, RankSample
 
 PARTS: Final = 8
-EVEN: Final = 0.7  # of the mean rise: at least that is in each part
+EVEN: Final = 0.7  # of the mean rise in a step: at least that is in each part
 KEEP: Final = 256  # samples of a rank, one a second; of a longer run, fewer
 NEWEST: Final = (128, 64, 32)  # of them, in which growth may have started later
 FEWEST_STEPS: Final = 200  # by then, garbage has been collected
@@ -87,13 +87,16 @@ class _Memory:
             return None
         stretch = stretch[-size * PARTS :]
         least = [min(stretch[at : at + size], key=_used) for at in range(0, len(stretch), size)]
-        rise = (least[-1].used - least[0].used) / (PARTS - 1)
-        is_even = rise > 0 and all(after.used - before.used >= EVEN * rise for before, after in pairwise(least))
+        steps = least[-1].step - least[0].step
+        step_bytes = (least[-1].used - least[0].used) / max(1, steps)
+        is_even = step_bytes > 0 and all(
+            after.used - before.used >= EVEN * step_bytes * (after.step - before.step)
+            for before, after in pairwise(least)
+        )
         before = self.samples[: len(self.samples) - len(stretch)]
         if not is_even or least[-1].used <= max(map(_used, before), default=0):
             return None
-        steps = least[-1].step - least[0].step
-        return _Growth(stretch[0], stretch[-1], (least[-1].used - least[0].used) / steps) if steps else None
+        return _Growth(stretch[0], stretch[-1], step_bytes)
 
 
 class MemoryGrowth:
