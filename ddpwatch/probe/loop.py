@@ -3,7 +3,8 @@
 | what                            | found by                                                                       |
 |---------------------------------|--------------------------------------------------------------------------------|
 | start, end of an optimizer step | torch's global hooks                                                           |
-| start, end of a backward        | the calls of ``torch.autograd.backward``, or (Python < 3.12) of its engine     |
+| start, end of a backward        | the calls of ``torch.autograd.backward``, or (Python < 3.12) of its engine;    |
+|                                 | of ``torch.autograd.grad``, unless it makes a graph, which is forward          |
 | start of the forward            | the first call of a module with gradients (Python ≥ 3.12)                      |
 | waits for data                  | the calls of a DataLoader's ``next`` (`ddpwatch.probe.activity`)               |
 | collectives                     | process groups' hooks, or events (`ddpwatch.probe.own_collectives`)             |
@@ -25,7 +26,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from ddpwatch.probe.calls import SeenCalls, can_see_events, innermost
+from ddpwatch.probe.calls import SeenCalls, argument, can_see_events, innermost
 from ddpwatch.probe.cpu_clock import CpuClock
 from ddpwatch.probe.ddp_collectives import GroupHooks
 from ddpwatch.probe.event_log import MOST_EVENTS, Event, EventLog, UpdateEnd
@@ -76,6 +77,7 @@ class LoopProbe:
         self._backwards = 0  # under way
         self._backward_thread = 0
         self._backward_code = innermost(torch.autograd.backward).__code__
+        self._grad_code = innermost(torch.autograd.grad).__code__
         self._profiled = False  # the step under way
         self._calls = 0  # of modules without gradients since the newest update
         self._stepped = False  # an optimizer, in the backward under way
@@ -84,6 +86,7 @@ class LoopProbe:
         self._updated_ns = self._start.at
         self._own_ns = 0
         self._loader: Callable[[], object] = lambda: None
+        self._seen_grads: SeenCalls | None = None
         self._seen_backwards = self._see_backwards()
         self._first_call: SeenCalls | None = None
         self._collectives = OwnCollectiveProbe(context, self._log, self._charge)
@@ -109,6 +112,8 @@ class LoopProbe:
         """Removes the hooks."""
         self.active = False
         self._seen_backwards.close()
+        if self._seen_grads is not None:
+            self._seen_grads.close()
         self._collectives.close()
         if self._first_call is not None:
             self._first_call.close()
@@ -120,11 +125,20 @@ class LoopProbe:
         """Sees backwards. Where that takes a wrapper, it is a layer below: torch.jit and pickles know `backward`."""
         failed = partial(self._guard.failed, feature=WATCHING)
         if can_see_events():
+            begin, end, names = self._grad_begin, self._grad_end, ["create_graph"]
+            self._seen_grads = SeenCalls([], code=self._grad_code, begin=begin, end=end, names=names, on_error=failed)
             place = torch.autograd, "backward"
             return SeenCalls([place], begin=self._backward_begin, end=self._backward_end, on_error=failed)
-        begin, end = partial(_of_backward, self._backward_begin), partial(_of_backward, self._backward_end)
         places = [(module, "_engine_run_backward") for module in (torch.autograd.graph, torch.autograd)]
+        begin, end = partial(self._of_engine, self._grad_begin), partial(self._of_engine, self._grad_end)
         return SeenCalls(places, begin=begin, end=end, names=["accumulate_grad"], on_error=failed)
+
+    def _of_engine(self, call: Callable[[bool], None], accumulates: bool, *_: Any) -> None:
+        """Calls for a run of the engine: ``backward`` accumulates, ``grad`` does not."""
+        frame: FrameType | None = None if accumulates else sys._getframe(1)
+        while frame is not None and frame.f_code is not self._grad_code:
+            frame = frame.f_back
+        call(frame is not None and bool(argument(frame, "create_graph")))
 
     # -- on the threads that train -------------------------------------------------------------------------------
 
@@ -155,6 +169,20 @@ class LoopProbe:
                 self._end_update(at)
         self._own_ns += time.monotonic_ns() - at
 
+    def _grad_begin(self, makes_graph: bool) -> None:
+        """Notes that gradients are computed which their caller gets: a backward, or, with a graph, a part of a loss."""
+        if not makes_graph:
+            self._backward_begin()
+        elif self.active:
+            at = time.monotonic_ns()
+            self._moved = True
+            self._log.add_event("forward", at)
+            self._own_ns += time.monotonic_ns() - at
+
+    def _grad_end(self, makes_graph: bool, *_: Any) -> None:
+        if not makes_graph:
+            self._backward_end()
+
     def _forget_raised(self, at: int, begun: int = 0) -> None:
         """Notes that a backward is over that an exception has left: torch says nothing of that.
 
@@ -167,7 +195,7 @@ class LoopProbe:
         under_way = -begun
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and under_way < 1:
-            under_way += frame.f_code is self._backward_code
+            under_way += frame.f_code is self._backward_code or frame.f_code is self._grad_code
             frame = frame.f_back
         while under_way < 1 and self._backwards:
             self._backwards -= 1
@@ -295,12 +323,6 @@ class LoopProbe:
             first = self._rest[lost]
             self._log.lost += lost
             self._rest = [Event(first.number, first.at, "lost", lost), *self._rest[lost:]]
-
-
-def _of_backward(call: Callable[[], None], accumulates: bool, *_: Any) -> None:
-    """Calls for a run of the engine, unless it is one of ``torch.autograd.grad``."""
-    if accumulates:
-        call()
 
 
 def _on_gpu() -> bool:
