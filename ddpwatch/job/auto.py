@@ -61,10 +61,6 @@ def _blind(error: Exception) -> None:
     _log.warning("ddpwatch does not watch, training goes on: %s", _reason_of(error))
 
 
-def _unnamed(error: Exception) -> None:
-    _log.debug("ddpwatch does not know what the job calls its process groups: %s", _reason_of(error))
-
-
 def _reason_of(error: Exception) -> str:
     guard = sys.modules.get("ddpwatch.probe.guard")
     if guard is not None and guard.is_the_jobs(error):  # raised by a signal handler meanwhile
@@ -88,41 +84,22 @@ def install_groups(c10d: Any) -> None:
 
         note_maker(group)
 
+    from ddpwatch.probe.role_makers import unnamed
+
     SeenCalls([(c10d, "_update_default_pg")], end=end, names=["pg"], on_error=_blind)
     maker = innermost(getattr(c10d, GROUP_MAKER, None))
-    SeenCalls([], end=made, on_error=_unnamed, code=getattr(maker, "__code__", None))
+    SeenCalls([], end=made, on_error=unnamed, code=getattr(maker, "__code__", None))
 
 
-def install_meshes(meshes: Any) -> None:
-    """Notes what a mesh calls its dimensions: of one that spans all ranks, nothing else says what it is for.
-
-    Args:
-        meshes: The module ``torch.distributed.device_mesh``, just imported.
-    """
-
-    def made(name: str, group_name: object) -> None:
-        from ddpwatch.probe.group_roles import note_dimension
-
-        note_dimension(name, group_name)
-
-    function = getattr(getattr(meshes, "DeviceMesh", None), "_init_one_process_group", None)
-    SeenCalls([], end=made, names=["dim_name"], on_error=_unnamed, code=getattr(function, "__code__", None))
-
-
-def install_pipelines(stages: Any) -> None:
-    """Notes in which group the stages of a pipeline talk: mostly nothing else says what it is for.
+def install_roles(module: Any) -> None:
+    """Notes what a mesh calls its dimensions, and in which group the stages of a pipeline talk.
 
     Args:
-        stages: The module ``torch.distributed.pipelining.stage``, just imported.
+        module: One of `ddpwatch.probe.role_makers.ROLE_MAKERS`, just imported.
     """
+    from ddpwatch.probe.role_makers import see_roles
 
-    def made(group: Any, result: None) -> None:
-        from ddpwatch.probe.group_roles import note_pipeline
-
-        note_pipeline(group)
-
-    function = getattr(getattr(stages, "_PipelineStageBase", None), "__init__", None)
-    SeenCalls([], end=made, names=["group"], on_error=_unnamed, code=getattr(function, "__code__", None))
+    see_roles(module)
 
 
 def install_loops(optimizers: ModuleType) -> None:

@@ -42,6 +42,7 @@ class _Maker(NamedTuple):
 
 _makers: weakref.WeakKeyDictionary[Any, _Maker] = weakref.WeakKeyDictionary()
 _noted: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # roles: of all ranks' group, or a pipeline's
+_notes = 0
 
 
 def note_maker(group: Any) -> None:
@@ -73,14 +74,26 @@ def note_dimension(name: str, group_name: object) -> None:
     """Notes that a mesh has made a dimension, and of which group: one that spans all ranks has theirs."""
     world = dist.group.WORLD
     if world is not None and group_name == world.group_name and (role := role_of_name(name)) in SAME_SAMPLES:
-        _noted[world] = role
+        _note(world, role)
 
 
 def note_pipeline(group: Any) -> None:
     """Notes that the stages of a pipeline talk in a group: that of all ranks if it is None."""
     group = group or dist.group.WORLD
     if group is not None:
-        _noted[group] = "pp"
+        _note(group, "pp")
+
+
+def _note(group: Any, role: str) -> None:
+    global _notes
+    if _noted.get(group) != role:
+        _noted[group] = role
+        _notes += 1
+
+
+def notes() -> int:
+    """Returns how often a group has been noted to have another role than before."""
+    return _notes
 
 
 def noted_role(group: Any) -> str:

@@ -31,11 +31,12 @@ from ddpwatch.probe.calls import GROUP_MAKER, SeenCalls, can_see_events, innermo
 from ddpwatch.probe.ddp_collectives import GroupHooks, nbytes_of
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.group_ids import describe
-from ddpwatch.probe.group_roles import has_maker, note_maker
+from ddpwatch.probe.group_roles import has_maker, note_maker, notes
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import OWN, GroupHook, KnownGroup, others_rest, role_of
 from ddpwatch.probe.places import Places
 from ddpwatch.probe.record import BucketRecord
+from ddpwatch.probe.role_makers import see_all_roles
 from ddpwatch.probe.work_waits import WorkWaits
 from ddpwatch.wire.messages import OWN_COLLECTIVES, TO_ONE, CollectiveOp, Feature, Group
 
@@ -141,10 +142,13 @@ class OwnCollectiveProbe:
         self._here = _OfThread()
         self._waits = WorkWaits(charge, partial(context.guard.failed, feature=self.feature))
         self._groups: weakref.WeakKeyDictionary[Any, KnownGroup] = weakref.WeakKeyDictionary()
-        self._unnamed: weakref.WeakKeyDictionary[Any, tuple[Group, int]] = weakref.WeakKeyDictionary()
+        self._said: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()  # of those that others do not
+        self._unnamed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # how often more to look
+        self._notes = 0
         self._known: list[KnownGroup] = []  # the same, for other threads; replaced, never changed
         self._met = 0
         self._meeting = threading.Lock()  # nobody ever waits for it
+        see_all_roles()
 
     def see(self) -> None:
         """Starts to see what is issued, where that is possible."""
@@ -222,7 +226,7 @@ class OwnCollectiveProbe:
             for group in list(distributed_c10d._world.pg_map):
                 if group not in self._groups and self._met < MOST_GROUPS and group in named:  # else it is being made
                     self._context.guard.run("process groups", self._meet, group)
-            for group in list(self._unnamed) if look_again else ():
+            for group in self._to_look_at() if look_again else ():
                 self._context.guard.run("process groups", self._look_again, group)
         finally:
             self._meeting.release()
@@ -233,8 +237,9 @@ class OwnCollectiveProbe:
         if found.id not in self._context.published:  # DDP and FSDP2 know what theirs are for
             found.kind = role_of(group)
             self._context.publish(found)
+            self._said[group] = found
             if found.kind == OWN and has_maker(group):
-                self._unnamed[group] = (found, LOOKS)
+                self._unnamed[group] = LOOKS
         known = self._groups[group] = KnownGroup(group, found.id, found.backend == "gloo")
         self._known = [*(one for one in self._known if not one.has_gone), known]
         if self._by_hooks:
@@ -244,14 +249,19 @@ class OwnCollectiveProbe:
             ]
             self._put_hooks()
 
+    def _to_look_at(self) -> list[Any]:
+        """Returns the groups that may be known by another role since they were looked at: all, if one was noted."""
+        before, self._notes = self._notes, notes()
+        return list(self._unnamed if self._notes == before else self._said)
+
     def _look_again(self, group: Any) -> None:
-        """Publishes what a group is for, once its maker has kept it under a name."""
-        found, looks = self._unnamed.pop(group)
-        found.kind = role_of(group)
-        if found.kind != OWN:
+        """Publishes what a group is for, once its maker has kept it under a name, or a pipeline's stage talks in it."""
+        found, looks = self._said[group], self._unnamed.pop(group, 0)
+        if (kind := role_of(group)) != found.kind:
+            found.kind = kind
             self._context.publish(found)
         elif looks:
-            self._unnamed[group] = (found, looks - 1)
+            self._unnamed[group] = looks - 1
 
     def _made(self, group: Any) -> None:
         note_maker(group)

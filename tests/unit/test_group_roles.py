@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
 
 from ddpwatch.job import auto
-from ddpwatch.probe import group_roles
+from ddpwatch.probe import group_roles, role_makers
+from ddpwatch.probe.calls import can_see_events
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.group_ids import describe
 from ddpwatch.probe.group_roles import (
@@ -27,6 +29,7 @@ from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.known_group import role_of
 from ddpwatch.probe.own_collectives import LOOKS, OwnCollectiveProbe
 from ddpwatch.probe.recorder import StepRecorder
+from ddpwatch.probe.role_makers import ROLE_MAKERS
 from tests.support.guards import noting
 
 pytestmark = pytest.mark.same_everywhere
@@ -132,10 +135,12 @@ def test_a_maker_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_torch_s_makers_of_groups_no_more_than_their_names_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto, "SeenCalls", lambda places, **options: seen.append({"places": places, **options}))
+        for module in (auto, role_makers):
+            patch.setattr(module, "SeenCalls", lambda places, **options: seen.append({"places": places, **options}))
+        patch.setattr(role_makers, "_seen", set())
         auto.install_groups(ModuleType("distributed_c10d"))
-        auto.install_meshes(ModuleType("device_mesh"))
-        auto.install_pipelines(ModuleType("stage"))
+        for name in ROLE_MAKERS:
+            auto.install_roles(ModuleType(name))
     for one in seen:
         if not one["places"]:
             assert one["code"] is None
@@ -200,5 +205,26 @@ def test_the_group_in_which_a_pipeline_s_stages_talk_is_the_pipeline_s() -> None
         for group in (None, other, mesh):
             note_pipeline(group)
         assert [role_of(group) for group in (of_all, other, mesh)] == ["pp", "pp", "dp"]
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not can_see_events(), reason="only the interpreter's events show that a stage is made")
+def test_a_pipeline_whose_stages_are_made_later_gives_its_group_its_role_then() -> None:
+    said: list[Any] = []
+    context = ProbeContext(StepRecorder(lambda record: None), noting([]), said.append)
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        seeing = OwnCollectiveProbe(context, EventLog(), lambda own_ns: None)
+        other = dist.new_group([0])
+        seeing.meet_groups()
+        assert [group.kind for group in said] == ["all ranks", "own"]
+        for group in (None, other):
+            PipelineStage(torch.nn.Linear(1, 1), 0, 1, torch.device("cpu"), group=group)
+            for _ in range(2):
+                seeing.meet_groups()
+        assert [(group.id, group.kind) for group in said[2:]] == [
+            (describe(group, torch.device("cpu")).id, "pp") for group in (dist.group.WORLD, other)
+        ]
     finally:
         dist.destroy_process_group()

@@ -63,8 +63,8 @@ _INSTALL = {  # in `ddpwatch.job.auto`, by the module that calls it
     "torch.distributed.fsdp._fully_shard._fsdp_state": "install_sharded",
     "ray.train.v2._internal.execution.worker_group.worker": "install_ray",
     "torch.distributed.distributed_c10d": "install_groups",
-    "torch.distributed.device_mesh": "install_meshes",
-    "torch.distributed.pipelining.stage": "install_pipelines",
+    "torch.distributed.device_mesh": "install_roles",
+    "torch.distributed.pipelining.stage": "install_roles",
     "torch.optim.optimizer": "install_loops",
 }
 _TOLD = {"torch": "torch", "torch.distributed.elastic.agent.server.api": "launcher"}  # once they are imported
