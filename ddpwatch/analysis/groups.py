@@ -128,15 +128,12 @@ class Groups:
                 lowest |= {rank: min(lowest[rank], first) for rank in members if rank in lowest}
         return lowest
 
-    def is_own_stage(self, rank: int, others: Iterable[int]) -> bool:
-        """Returns whether a rank has a stage of a pipeline that none of the others has, as far as is known."""
-        place = self._stage_of(rank)
-        return place is not None and all(self._stage_of(other) not in (None, place) for other in others)
-
-    def _stage_of(self, rank: int) -> int | None:
-        """Returns a rank's place in its pipeline; None without one."""
-        pipelines = (group.ranks for group in self._known.values() if self.role(group.id).name == "pp")
-        return next((list(ranks).index(rank) for ranks in pipelines if len(ranks) > 1 and rank in ranks), None)
+    def with_stage_of(self, rank: int) -> set[int]:
+        """Returns the ranks that have the same stage of a pipeline, and the rank; empty if it has none."""
+        known = (group for group in self._known.values() if self.role(group.id).name == "pp")
+        pipelines = [list(group.ranks) for group in known if len(group.ranks) > 1]
+        place = next((ranks.index(rank) for ranks in pipelines if rank in ranks), None)
+        return set() if place is None else {ranks[place] for ranks in pipelines if place < len(ranks)}
 
     def known(self) -> list[Group]:
         """Returns the groups that were reported, by id."""

@@ -80,6 +80,7 @@ def test_of_sends_and_receives_only_counts_and_bytes_are_known() -> None:
     assert all(across.late_ns(0) is None for across in state.recent())  # a send is not the other rank's send
 
 
+@pytest.mark.parametrize("replicated", [False, True], ids=["pipelines", "and their gradients averaged"])
 @pytest.mark.parametrize(
     ("late", "whose"),
     [
@@ -89,16 +90,20 @@ def test_of_sends_and_receives_only_counts_and_bytes_are_known() -> None:
     ids=["all of a stage", "one of a stage"],
 )
 def test_a_slow_stage_has_more_to_do_but_a_rank_slower_than_others_of_its_stage_has_not(
-    late: set[int], whose: list[str]
+    late: set[int], whose: list[str], replicated: bool
 ) -> None:
     def issued(rank: int) -> list[Issued]:
-        return [("schedules _batch_p2p", "recv", 5 + rank // 2, 10, 4 if rank in late else 4 + LATE_MS)]
+        gradients: Issued = ("train.py:40", "all_reduce", 7 + rank % 2, 60, 0)
+        received: Issued = ("schedules _batch_p2p", "recv", 5 + rank // 2, 10, 4 if rank in late else 4 + LATE_MS)
+        return [received, gradients] if replicated else [received]
 
+    groups = {5: ("pp", (0, 1)), 6: ("pp", (2, 3)), 7: ("dp", (0, 2)), 8: ("dp", (1, 3))}
     builder = ReportBuilder()
-    for message in run_of({0: ("all ranks", range(4)), 5: ("pp", (0, 1)), 6: ("pp", (2, 3))}, 4, 40, issued):
+    for message in run_of({0: ("all ranks", range(4)), **groups}, 4, 40, issued):
         builder.apply_message(message)
     said = [incident for incident in builder.report().incidents if incident.kind == "straggler"]
     assert sorted(incident.message.partition(" is late")[0] for incident in said) == whose
+    assert {incident.severity for incident in said} == {"warning"}
     assert [incident.next_step.startswith("give the pipeline") for incident in said] == [len(late) > 1] * len(late)
 
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, STUCK, Ledger, StepSplit, own_times
+from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, STUCK, Ledger, StepSplit, own_times_by_group
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -42,7 +42,6 @@ from ddpwatch.analysis.step import BucketKey
 from ddpwatch.common.intervals import total_within
 from ddpwatch.sampling.stillness import is_of_hang
 from ddpwatch.wire.messages import (
-    DEFAULT_GROUP,
     OWN_COLLECTIVES,
     PAUSE_PHASES,
     Beat,
@@ -199,13 +198,13 @@ class Diagnosis:
     def _watch(self, facts: StepFacts) -> Iterable[tuple[_Watch, LateRank]]:
         """Compares the ranks of each group; yields who turns out to be late.
 
-        Where no collective can be compared, as between the stages of a pipeline, compares how long ranks did not wait.
+        Where no collective can be compared, as among the stages of a pipeline, compares how long ranks did not wait.
         """
         across = facts.across
         last = {key[3]: key for key in across.skew.buckets}  # of each group, the last bucket
         compared = [(group, *_compared(across, key)) for group, key in last.items()]
-        if not last and (own := own_times(across)):
-            compared = [(DEFAULT_GROUP, tuple(own), list(own.values()))]
+        for group, own in own_times_by_group(across, of_all=not compared).items():
+            compared.append((group, tuple(own), list(own.values())))
         for group, ranks, launches in compared:
             if len(ranks) < 2:
                 continue
@@ -340,11 +339,12 @@ class Diagnosis:
         return because(incident, self._device_cause(late, incident.phase))
 
     def _is_own_stage(self, late: LateRank) -> bool:
-        """Returns whether those that a late rank is compared with, and that are not late as well, have other stages."""
+        """Returns whether all ranks that have the same stage of a pipeline are late as well."""
         streak = late.streak
         ended = (one for one in self._ended if one.until_step is not None and one.until_step >= streak.since)
         as_late = {rank for one in ended for rank in one.ranks} | {rank for _, rank in self._late}
-        return self._job_groups.is_own_stage(streak.rank, {*late.peers} - as_late - {streak.rank})
+        stage = self._job_groups.with_stage_of(streak.rank)
+        return bool(stage) and stage <= as_late | {streak.rank}
 
     def _device_cause(self, late: LateRank, phase: str) -> DeviceCause | None:
         """Returns what the rank's devices did meanwhile; looked up again now and then, while it lasts."""

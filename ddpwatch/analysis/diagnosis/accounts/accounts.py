@@ -31,7 +31,7 @@ from ddpwatch.analysis.step import BucketKey, claims_of, split
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, total_within, union
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.sampling.levels import PROFILED, is_watched
-from ddpwatch.wire.messages import PAUSE_PHASES, Mark, Step
+from ddpwatch.wire.messages import DEFAULT_GROUP, PAUSE_PHASES, Mark, Step
 
 AccountKey = tuple[AccountName, str]  # its name, and the phase
 Pauses = Mapping[str, Intervals]  # by phase, absolute
@@ -254,6 +254,24 @@ def own_times(across: StepAcrossRanks) -> dict[int, int]:
     return {rank: found[rank].step_ns - (found[rank].exposed_ns or 0) for rank in sorted(found)}
 
 
+def own_times_by_group(across: StepAcrossRanks, of_all: bool = True) -> dict[int, dict[int, int]]:
+    """Returns the own times of each pipeline's stages, by its group, where no collective compares these.
+
+    Args:
+        across: The step.
+        of_all: Whether those of all ranks follow, as of the default group.
+    """
+    distinct = {id(fact.keys): fact.keys for fact in across.all_facts().values()}
+    groups = {group for keys in distinct.values() for group in keys.groups if across.role_of(group).name == "pp"}
+    groups -= {key[3] for key in across.skew.buckets} if groups else set()
+    if not (groups or of_all) or not (own := own_times(across)):
+        return {}
+    members = {group: across.members_of(group) or () for group in sorted(groups)}
+    sent = {group: ranks for group, ranks in members.items() if ranks and own.keys() >= set(ranks)}
+    found = {group: {rank: own[rank] for rank in ranks} for group, ranks in sent.items()}
+    return {**found, DEFAULT_GROUP: own} if of_all else found
+
+
 class Ledger:
     """Splits step after step, and adds up.
 
@@ -427,10 +445,12 @@ class Ledger:
                 part = parts[rank] = split_exposed(facts, exposed, own)
                 transferred += part.transfer
                 unknown += part.unknown
-        if unknown and (own_ns := own_times(across)):
+        explained = dict.fromkeys(parts, 0)
+        for own_ns in own_times_by_group(across).values() if unknown else ():
             slowest = max(own_ns, key=own_ns.__getitem__)
-            for rank, part in parts.items():
-                ns = min(part.unknown, own_ns[slowest] - own_ns[rank])
+            for rank in own_ns.keys() & parts.keys():
+                ns = min(parts[rank].unknown, own_ns[slowest] - own_ns[rank]) - explained[rank]
+                explained[rank] += ns
                 unknown -= ns
                 _add_ns(waits, slowest, ns)
         several = len({key[3] for key in buckets}) > 1
