@@ -15,7 +15,8 @@ from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
 from ddpwatch.wire.messages import StackSamples
 
 _MODULE, _FUNCTION = 1, 2  # columns; of a profile, the first has numbers
-_LEAST = {_MODULE: 6, _FUNCTION: 20}  # of them
+_LEAST = {_MODULE: 6, _FUNCTION: 16}  # of them
+_LEAST_OF_PLACE = 6  # of a file's name and line
 _SAMPLED = ("in", "gap ms", "cost", "ran", "starved", "preempted", "disk pages")
 
 
@@ -65,7 +66,7 @@ def tables_below(found: Explanation, width: int | None = None) -> list[str]:
 
 
 def _cut_names(rows: list[list[str]], width: int, columns: Sequence[int]) -> None:
-    """Cuts names of modules from the start on, as their ends differ, and then those of functions before their place."""
+    """Cuts names of modules, then of files, from the start on, as their ends differ; functions' last, at the end."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     excess = sum(widths) + 2 * len(widths) - 2 - width
     for column in columns:
@@ -73,9 +74,18 @@ def _cut_names(rows: list[list[str]], width: int, columns: Sequence[int]) -> Non
         excess -= widths[column] - most
         for row in rows:
             name, gap, place = row[column].partition(" (")
-            room = max(most - len(gap + place), 2)
-            if len(name) > room:
-                row[column] = f"…{name[1 - room :]}" if column == _MODULE else f"{name[: room - 1]}…{gap}{place}"
+            if column == _FUNCTION:
+                place = _end_of(place, max(most - len(name + gap), min(len(place), _LEAST_OF_PLACE)))
+                name = _start_of(name, most - len(gap + place))
+            row[column] = f"{name}{gap}{place}" if column == _FUNCTION else _end_of(name, most)
+
+
+def _start_of(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _end_of(text: str, most: int) -> str:
+    return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
 def _sampled(rank: SampledRank) -> list[str]:

@@ -363,6 +363,19 @@ def test_an_operator_that_is_called_more_often_is_named_with_its_calls() -> None
     assert "20 : 4" in "\n".join(tables_below(found, 60))  # no figure is cut
 
 
+def test_names_are_cut_where_they_say_least() -> None:
+    def rank(number: int, times: float) -> StackSamples:
+        line = SampledLine("forward", "decoder.blocks.1", "a_training_script.py", 40, "mask_spans")
+        return samples_of(number, [(line, [times * ms for ms in STEADY])])
+
+    found = explain([rank(3, 2.0), rank(0, 1.0)])
+    assert found is not None
+    header, line, *_ = tables_below(found, 72)
+    assert header.endswith("sure")
+    assert re.match(r" *forward +…cks.1 +mask_spans\(\) \(….*py:40\) +20.0 +10.0 .* yes$", line)
+    assert len(header) == len(line) == 72
+
+
 def test_the_same_operators_that_all_take_longer_are_not_named() -> None:
     def rank(number: int, times: float) -> StackSamples:
         rows = {name: (4, [times * ms for ms in STEADY]) for name in ("aten::addmm", "aten::gelu", "aten::bmm")}
