@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ddpwatch.probe.calls import GROUP_MAKER, SeenCalls, innermost
+from ddpwatch.probe.issue_counts import see_own_counts
 
 _log = logging.getLogger("ddpwatch")
 _first_forwards: weakref.WeakSet[Any] = weakref.WeakSet()  # FSDP2's states that have had theirs
@@ -71,6 +72,8 @@ def _reason_of(error: Exception) -> str:
 def install_groups(c10d: Any) -> None:
     """Says that this process has joined a process group, and notes who makes others: their names say what they are for.
 
+    What one rank alone counts in a group is seen from here on: later, the ranks' counts would differ already.
+
     Args:
         c10d: The module ``torch.distributed.distributed_c10d``, just imported.
     """
@@ -86,6 +89,7 @@ def install_groups(c10d: Any) -> None:
 
     from ddpwatch.probe.role_makers import unnamed
 
+    see_own_counts(c10d, unnamed)
     SeenCalls([(c10d, "_update_default_pg")], end=end, names=["pg"], on_error=_blind)
     maker = innermost(getattr(c10d, GROUP_MAKER, None))
     SeenCalls([], end=made, on_error=unnamed, code=getattr(maker, "__code__", None))

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C import DisableTorchFunction
 
+from ddpwatch.probe.issue_counts import issued_by
+
 if TYPE_CHECKING:
     from ddpwatch.probe.guard import Guard
     from ddpwatch.probe.record import BucketRecord
@@ -66,15 +68,6 @@ def nbytes_of(tensor: torch.Tensor) -> int:
                 tensor = tensor._values()
         nbytes = tensor.nbytes if tensor.layout is torch.strided else 0
         return nbytes if type(nbytes) is int else 0
-
-
-def issued_by(group: Any) -> int | None:
-    """Returns how many collectives a process group has issued on this rank; None where it does not count."""
-    try:
-        count: int = group._get_sequence_number_for_group()
-    except (AttributeError, RuntimeError):  # another kind of group, or a backend that does not count
-        return None
-    return count
 
 
 def issued_anywhere() -> int | None:

@@ -34,10 +34,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_sta
 from torch.utils.hooks import RemovableHandle
 
 from ddpwatch.probe.autograd import on_graph_end
-from ddpwatch.probe.ddp_collectives import issued_by
 from ddpwatch.probe.group_ids import backend_name, describe
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook, ProbeContext
 from ddpwatch.probe.identity import Flags, module_name
+from ddpwatch.probe.issue_counts import issued_by
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.sharded_comm import (
     TimedAllGather,

@@ -33,12 +33,13 @@ from ddpwatch.probe.bucket_layout import LayoutTracker, parameter_columns, reduc
 from ddpwatch.probe.comm_hooks import comm_hook_of, no_later_hook, pause_hook, time_later_hook
 from ddpwatch.probe.completion import waiting_stream
 from ddpwatch.probe.cuda import GpuStamp
-from ddpwatch.probe.ddp_collectives import GroupHooks, issued_by
+from ddpwatch.probe.ddp_collectives import GroupHooks
 from ddpwatch.probe.ddp_timed_group import ReducerGroup
 from ddpwatch.probe.derive import ModuleLayout, derive_launches, derive_ready
 from ddpwatch.probe.forwards import SeenForwards
 from ddpwatch.probe.group_ids import backend_name, describe
 from ddpwatch.probe.guarded import GuardedProbe, PortableHook, ProbeContext
+from ddpwatch.probe.issue_counts import issued_by
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.wire.messages import Layout
 

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from ddpwatch.probe.ddp_collectives import in_groups, issued_by
+from ddpwatch.probe.ddp_collectives import in_groups
 from ddpwatch.probe.group_roles import known_role, noted_role, role_by_name
+from ddpwatch.probe.issue_counts import issued_by
 from ddpwatch.probe.stacks import frames_of_others
 
 OWN: Final = "own"  # the role of a group that nothing says any other of

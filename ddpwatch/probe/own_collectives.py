@@ -370,7 +370,7 @@ class OwnCollectiveProbe:
         """Logs a collective, which its group has perhaps not counted yet."""
         known.to_one = known.to_one or entry.op in TO_ONE
         count = known.count()
-        known.issued += uncounted
+        known.issued += 0 if entry.op in TO_ONE else uncounted  # which `issued_by` takes off
         if count is not None and not known.to_one:
             entry.seq = count + uncounted
         self._log.add_event("collective", entry.launch, entry)

@@ -37,6 +37,7 @@ from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat
 from ddpwatch.probe.hooks import DdpProbe, in_forward
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
+from ddpwatch.probe.issue_counts import see_own_counts
 from ddpwatch.probe.optimizer_steps import see_optimizer_steps
 from ddpwatch.probe.own_beside_wrapper import CollectivesBeside
 from ddpwatch.probe.profiling import see_own_profilers
@@ -120,6 +121,9 @@ class ProbeSession:
     def _install(self) -> None:
         """Hooks into what is not a module's."""
         self._undo.append(see_optimizer_steps(self._optimizer_begin, self._optimizer_end, self.guard.failed))
+        if dist.is_available():
+            of_groups = partial(self.guard.failed, feature="process groups")
+            self._undo.append(see_own_counts(dist.distributed_c10d, of_groups))
         self._gc_pauses = GcPauses(self.rank, self.queue.post, self.guard)
         self._undo.append(self._gc_pauses.close)
         self._activity = ActivityMonitor(self.rank, self.queue.post, self._saved, self._data_wait, self.guard)

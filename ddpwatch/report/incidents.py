@@ -10,7 +10,7 @@ from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.evidence_sentences import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.incident_news import is_only_counted
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, seconds_text, share_text
-from ddpwatch.analysis.diagnosis.words.sentences import ordinal
+from ddpwatch.analysis.diagnosis.words.sentences import each
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines, whose_time
 from ddpwatch.analysis.figures import Report
 from ddpwatch.common.text import clean, percent
@@ -53,7 +53,7 @@ def facts(row: IncidentFigures, report: Report) -> str:
     """Returns when an incident of that report struck, what it cost, what its end would gain."""
     found = [_when(row)]
     if row.period is not None and " in every " not in row.message:
-        found.append(f"every {ordinal(row.period)} step")
+        found.append(each(row.period))
     if row.seconds and row.share and row.share >= LEAST_SHARE:
         unit = rank_seconds(report.run.timing_source)
         cost = f"{seconds_text(row.seconds * NS_PER_S)} {unit}, {share_text(row.share)} of all ranks' time"

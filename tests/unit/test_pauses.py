@@ -408,10 +408,10 @@ class TestRhythms:
 
         The other one adds its random state, as with Accelerate: it was said that every rank paused.
         """
-        for save_ms, counts in ((400, True), (100, False)):
+        for save_ms, every, counts in ((400, 40, True), (100, 40, False), (30, 1, True)):
             messages, now = [hello(0), hello(1)], 0
             for number in range(170):
-                due = number % 40 == 0 and number > 0
+                due = number % every == 0 and number > 0
                 start, late = START_NS + now * MS, save_ms if due else 0
                 if due:
                     for rank, ms in enumerate((late, late // 10)):
@@ -421,8 +421,8 @@ class TestRhythms:
                 messages.append(step(1, number, wait_ms=late, start_ns=start, duration_ns=(100 + late) * MS))
                 now += 100 + late
             (found,) = [one for one in state_of(messages).diagnosis.incidents() if one.phase == "checkpoint"]
-            assert (found.ranks, found.severity, found.period, found.open) == ((0,), "info", 40, True)
-            assert found.counts == counts
+            assert (found.ranks, found.severity, found.period, found.open) == ((0,), "info", every, True)
+            assert (found.counts, f"every {every} steps" in found.message) == (counts, every > 1)
 
     @pytest.mark.parametrize("known", [0, 2])
     def test_a_rank_that_others_wait_for_does_not_wait_itself(self, known):

@@ -389,4 +389,5 @@ def _sentence(pause: Pause) -> str:
     if pause.period is None:
         return f"{who} paused {pause.times if pause.times > 1 else pause.count} times{why}, for up to {longest}{at}"
     alone = " alone" if pause.ranks and phase != "gc" and pause.is_alone else ""
-    return f"{who}{alone} paused{why} every {pause.period} steps, for up to {longest}{at}"
+    period = "step" if pause.period == 1 else f"{pause.period} steps"
+    return f"{who}{alone} paused{why} every {period}, for up to {longest}{at}"

@@ -65,8 +65,13 @@ def _how_often(incident: Incident) -> str:
     if incident.kind != "intermittent":
         return " in each step"
     if incident.period is not None:
-        return f" in every {ordinal(incident.period)} step"
+        return f" in {each(incident.period)}"
     return f" in {incident.steps} of {incident.evidence.watched_steps} timed steps"
+
+
+def each(period: int) -> str:
+    """Returns ``every step``, ``every 2nd step``."""
+    return "every step" if period == 1 else f"every {ordinal(period)} step"
 
 
 def ordinal(number: int) -> str:
