@@ -7,6 +7,7 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.pause_or_hang import joined
+from ddpwatch.analysis.diagnosis.rules.pauses import _sentence
 from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
 from ddpwatch.analysis.diagnosis.words.lost_time import account_text
 from ddpwatch.wire.messages import Device, Mark, RankSample, Span, Stack
@@ -435,6 +436,20 @@ class TestRhythms:
             found = with_pause(found, pause)
         (one,) = found
         assert (one.ranks, one.phase, one.period) == ((0,), "between", 30)
+
+    def test_steps_one_after_another_are_no_two_pauses(self):
+        """Without its cores, a pipeline took ten times as long: "every rank paused 2 times", 93 % of all time."""
+        found = []
+        for first in (21, 41):
+            pause = Pause((), "forward", first, ranks_in_run=2)
+            pause.add_step(first, 500 * MS, 1000 * MS)
+            for step_number in range(first + 1, first + 18):
+                after = Pause((), "forward", step_number, ranks_in_run=2)
+                after.add_step(step_number, 500 * MS, 1000 * MS)
+                pause.merge(after, again=False)
+            found = with_pause(found, pause)
+        assert [(one.times, one.count) for one in found] == [(2, 36)]
+        assert _sentence(found[0]) == "every rank paused in 36 steps in forward, for up to 500 ms"
 
     def test_what_all_do_and_by_how_much_one_takes_longer_are_two(self):
         """A validation of 400 ms of which one rank's took 900 was one of all, and nobody was waited for."""

@@ -386,6 +386,8 @@ def _sentence(pause: Pause) -> str:
     why = f" ({what})" if phase in _NOUNS or phase == "validation" else f" {place(phase)}" if phase else ""
     if pause.count == 1:
         return f"{who} paused for {longest}{why} at step {pause.since}{at}"
+    if pause.count > TOGETHER * pause.times:  # steps one after another, as where cores are taken away
+        return f"{who} paused in {pause.count} steps{why}, for up to {longest}{at}"
     if pause.period is None:
         return f"{who} paused {pause.times if pause.times > 1 else pause.count} times{why}, for up to {longest}{at}"
     alone = " alone" if pause.ranks and phase != "gc" and pause.is_alone else ""
