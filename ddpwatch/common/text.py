@@ -141,7 +141,26 @@ def run_size(ranks: int, rank_seconds: float) -> str:
     return f"{counted(ranks, 'rank')} × {duration(rank_seconds / max(1, ranks))}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table with right-aligned columns."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Returns the lines of a table with right-aligned columns.
+
+    If it were wider than ``width``, headings take two lines, and columns come closer if that is not enough.
+    """
+    lines = _aligned([header, *rows], "  ")
+    if width is None or len(lines[0]) <= width:
+        return lines
+    folded = [*zip(*map(_halves, header), strict=True), *rows]
+    lines = _aligned(folded, "  ")
+    first, *others = lines if len(lines[0]) <= width else _aligned(folded, " ")
+    return [first.rstrip(), *others]
+
+
+def _aligned(rows: Sequence[Sequence[str]], gap: str) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [gap.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _halves(heading: str) -> tuple[str, str]:
+    """Returns a heading in two lines, the unit below."""
+    first, _, last = heading.rpartition(" ")
+    return first, last

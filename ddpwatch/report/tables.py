@@ -31,7 +31,9 @@ class Table:
 
 
 MOST_OF_DETAIL = 60
-NOW_AND_THEN = ("clock ±ms", "host memory", "GPU memory", "by tensors")  # only where that is known of a rank
+NOW_AND_THEN = {  # not where all ranks have this
+    "clock ±ms": UNKNOWN, "host memory": UNKNOWN, "GPU memory": UNKNOWN, "by tensors": UNKNOWN, "lost messages": "0",
+}  # fmt: skip
 
 RANK_COLUMNS: Columns[RankFigures] = {
     "rank": lambda row: str(row.rank),
@@ -94,8 +96,10 @@ def tables(report: Report, omit: Collection[str] = ()) -> list[Table]:
 
 def rank_table(report: Report) -> Table:
     """Returns a row per rank."""
-    unknown = {name for name in NOW_AND_THEN if all(RANK_COLUMNS[name](row) == UNKNOWN for row in report.ranks)}
-    return _table("Ranks (means; late and wait: p50; memory: peak)", RANK_COLUMNS, report.ranks, unknown)
+    nothing = {
+        name for name, says in NOW_AND_THEN.items() if all(RANK_COLUMNS[name](row) == says for row in report.ranks)
+    }
+    return _table("Ranks (means; late and wait: p50; memory: peak)", RANK_COLUMNS, report.ranks, nothing)
 
 
 def collective_tables(report: Report, omit: Collection[str] = ()) -> list[Table]:

@@ -8,6 +8,8 @@ from ddpwatch.common.text import clean, number, percent, table
 from ddpwatch.whatif.answer import Prediction, WhatIfAnswer, most_to_save
 from ddpwatch.whatif.wording import BOUND, nothing_sure
 
+APART = "each change by itself, so gains do not add up; a gain is what it takes off the measured step, rounded"
+
 
 def render_whatif(answer: WhatIfAnswer, everything: bool) -> str:
     """Returns the answer as a table, then a reason per change.
@@ -24,6 +26,7 @@ def render_whatif(answer: WhatIfAnswer, everything: bool) -> str:
     if changes and not any(found.sure for found in changes):
         lines += [nothing_sure(found.more_steps for found in changes), ""]
     if shown:
+        lines += [] if len(shown) == 1 else [APART]
         lines += table(["step ms", "gain ms", "90 % interval", "gain", "change"], [_row(found) for found in shown])
         lines += ["", *(line for found in shown for line in _reasons(found))]
     if not everything and (unsure := [found for found in changes if not found.sure and found.gain_ms > 0]):

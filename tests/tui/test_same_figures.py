@@ -406,7 +406,7 @@ def test_reports(recording, truth, tmp_path):
     assert_adds_up(markdown)
     for name, page in (("text", text), ("Markdown", markdown)):
         lines = [line for line in page.splitlines() if re.match(r" *\d +node1 ", line)]
-        columns = ("step", "late", "wait", "overlap", "exposed", "", "")
+        columns = ("step", "late", "wait", "overlap", "exposed", "")
         agree(f"ranks of the {name}", per_rank(lines, columns), truth, 5 * WORLD)
 
 

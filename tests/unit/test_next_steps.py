@@ -296,6 +296,14 @@ def test_no_sentence_has_a_raw_key_or_a_figure_without_a_unit() -> None:
     assert "bus bandwidth: 5.00 GB/s before, 3.00 GB/s since" in said
 
 
+@pytest.mark.parametrize("cause", ["workers_ready", "workers_wait", "workers_run", "workers_read"])
+def test_the_loader_s_workers_limit_no_clock(cause: str) -> None:
+    """Of a slow disk, the log said "workers_read limits the clock"."""
+    said = evidence_sentences(starved(cause), steps=176)
+    assert any("30 % of" in text for text in said)
+    assert not any("clock" in text or cause in text for text in said)
+
+
 def test_a_share_that_would_be_shown_as_0_is_not_shown() -> None:
     figures = {"io_pressure": 0.0004, "steal": 0.001}
     device = DeviceFigures(cause="cpu_pressure", host="", value=0.89, before=None, peers=None, figures=figures)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from ddpwatch.report.incidents import MOST_INCIDENTS, facts, fail_if, parse_kind
 from ddpwatch.report.lost import MOST_ROWS, account_table, bar, lost_sentence
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.tables import rank_table
-from ddpwatch.report.text import render_report
+from ddpwatch.report.text import WIDTH, render_report
 from ddpwatch.wire.messages import Bye, Hello, Mark, Message, Span, Step
 from tests.support import chrome_trace
 from tests.support.frames import bare
@@ -238,6 +239,17 @@ def test_notes_are_what_is_no_incident(report: Report) -> None:
     noted = replace(report, notes=[Finding("cut_tail", "info", None, None, "the recording was cut off", {})])
     assert "Notes\n[info] the recording was cut off" in render_report(noted)
     assert "### Notes\n\n- **info**: the recording was cut off" in render_markdown(noted)
+
+
+def test_tables_fit_a_terminal_of_80_columns(report: Report) -> None:
+    """Of 105, the exposed communication of a rank came below the next one's number."""
+    lines = render_report(report).splitlines()
+    for title in ("Ranks", "Collectives of DDP's buckets"):
+        at = next(at for at, line in enumerate(lines) if line.startswith(title))
+        table = list(takewhile(bool, lines[at + 1 :]))
+        assert max(map(len, table)) <= WIDTH, table
+        assert "exposed" in table[0]
+    assert "messages" not in "".join(lines[at - 8 : at])  # of which none was lost
 
 
 def test_a_long_message_does_not_widen_the_table_of_ranks(report: Report) -> None:

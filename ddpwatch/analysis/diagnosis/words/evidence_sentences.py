@@ -35,6 +35,8 @@ _SHARES: Final = {  # of the time, by the name of a device's figure
     "run": "its threads ran {} of the time",
     "workers_run": "its DataLoader's workers ran {} of the time",
     "workers_wait": "its DataLoader's workers waited for a core {} of the time",
+    "workers_read": "its DataLoader's workers wait for what they read, and ran {} of the time",
+    "workers_ready": "batches were ready in {} of its waits for data",
     "lost_clock": "{} of the highest clock was lost",
     "steal": "{} of the CPU time went to other guests of the hypervisor",
     "cgroup_throttled": "the CPU limit was reached in {} of its periods",
