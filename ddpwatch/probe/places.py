@@ -33,6 +33,7 @@ _WRAPPERS: Final = (  # of what they issue, all but broadcasts of buffers is see
     f"{_TORCH}nn/parallel/distributed.py", f"{_TORCH}distributed/fsdp/_fully_shard/",
     f"{_TORCH}distributed/algorithms/ddp_comm_hooks/",
 )  # fmt: skip
+_UNNAMED: Final = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")  # a part of the function that runs it
 _passing: dict[str, bool] = {}  # by file, whether what is called there only passes on
 
 
@@ -119,8 +120,16 @@ def _name_of(frame: FrameType | None) -> str:
     """Returns a name for a place: file and line, or a function of torch's or another library's."""
     if frame is None:
         return "unknown"
-    code = frame.f_code
-    function = getattr(code, "co_qualname", code.co_name).rpartition("<locals>.")[2]  # Python < 3.11: without its class
+    code = named = frame.f_code
+    line = frame.f_lineno
+    while (
+        named.co_name in _UNNAMED and frame.f_back is not None and frame.f_back.f_code.co_filename == code.co_filename
+    ):
+        frame = frame.f_back
+        named = frame.f_code
+    function = getattr(named, "co_qualname", named.co_name).rpartition("<locals>.")[
+        2
+    ]  # Python < 3.11: without its class
     if code.co_filename.startswith(f"{_TORCH}autograd/"):
         return "backward"
     if code.co_filename.startswith(_TORCH):
@@ -129,4 +138,4 @@ def _name_of(frame: FrameType | None) -> str:
     *_, library = code.co_filename.rpartition("-packages/")
     if library != code.co_filename:
         return f"{library.partition('/')[0].removesuffix('.py')} {function}"[:200]
-    return f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"[:200]
+    return f"{code.co_filename.rpartition('/')[2]}:{line}"[:200]

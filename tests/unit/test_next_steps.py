@@ -232,6 +232,10 @@ def test_what_hides_transfers_depends_on_the_wrapper_whatever_else_is_called(
         ("tensor.placement_types Partial._reduce_value", "among fewer ranks"),
         ("fsdp._flat_param FlatParamHandle._all_gather_flat_param", "forward_prefetch=True"),
         ("pipelining.schedules _batch_p2p", "more micro-batches per step"),
+        ("optim.zero_redundancy_optimizer ZeroRedundancyOptimizer._sync_params", "parameters_as_bucket_view=True"),
+        ("nn.modules._functions SyncBatchNorm.forward", "fewer ranks"),
+        ("algorithms.model_averaging.utils average_parameters", "less often"),
+        ("checkpoint.utils _DistWrapper.gather_object", "options of torch's checkpoint.utils that"),
         ("backward", "async_op=True"),
     ],
 )

@@ -34,6 +34,16 @@ def test_a_method_is_named_with_its_class() -> None:
     assert _name_of(space["make"]()().at) == "torchrec Splits.__init__"
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("/home/me/train.py", "train.py:4"), ("/v/site-packages/torchrec/dist_data.py", "torchrec reduce")],
+)
+def test_a_comprehension_is_a_part_of_the_function_that_runs_it(file: str, name: str) -> None:
+    source = "import sys\ndef reduce():\n    return next(\n        sys._getframe() for _ in range(1))\n"
+    exec(compile(source.replace("sys._getframe()", "name(sys._getframe())"), file, "exec"), space := {"name": _name_of})
+    assert space["reduce"]() == name
+
+
 def test_what_a_decorator_puts_around_a_functionpasses_on() -> None:
     """Whoever's it is, as of a deprecated function; a function that takes all arguments itself is a place."""
     at: list[FrameType] = []

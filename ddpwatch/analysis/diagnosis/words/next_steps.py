@@ -37,6 +37,9 @@ _BY_MODULE: Final = {  # what issues collectives within torch, by the start of i
     "pipelining.": f"{_BALANCE}: see the timeline",
     "fsdp.": "prefetch earlier (forward_prefetch=True), or wrap larger blocks: see the timeline",
     "tensor.": "share a layer among fewer ranks, or hide more by larger batches: see the timeline",
+    "optim.zero": "give ZeroRedundancyOptimizer parameters_as_bucket_view=True: else it sends each parameter by itself",
+    "nn.modules._functions": "give SyncBatchNorm a process_group of fewer ranks, or use a norm that needs no others",
+    "algorithms.model_averaging": "average less often (the averager's period): see the timeline",
 }
 _OF_NOBODY: Final = ("backward", "unknown", "other")  # names of places that say nothing of who issues
 _PY_SPY = "pip install py-spy"
@@ -288,8 +291,9 @@ def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None
     for start, text in _BY_MODULE.items():
         if issuer.startswith(start):
             return text
-    if issuer and issuer not in _OF_NOBODY and "." not in issuer:
-        return f"look for options of {issuer} that overlap communication and compute: see the timeline"
+    if issuer and issuer not in _OF_NOBODY:
+        whose = f"torch's {issuer}" if "." in issuer else issuer
+        return f"look for options of {whose} that overlap communication and compute: see the timeline"
     mended = _NO_SYNC if places.reduces_again else f"{places.what_if} {_PREDICTS}"
     return _OF_COLLECTIVES.get(kind) or mended
 
