@@ -11,6 +11,7 @@ from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS
 from ddpwatch.wire.messages import GPU, OUTSIDE, StackSamples
 
 MATTERS = 0.05  # of a step: other lines do not say whether all take longer
+CLEARLY = 0.75  # of what a rank spends more, it computes, or waits
 SPREAD = 2.0  # how many times more or less than all others a line may grow, where all grow together
 STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
 ALL_STARVED = 0.2  # of the time, both do; as many as make the node's pressure a cause
@@ -30,7 +31,7 @@ _NO_CORE = "on its host, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the c
 _SLOW_MACHINE = "its code is not why: look at clocks, power limits and other processes of its device and host"
 _WHERE = {
     "forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer",
-    "sync": "while it waits for its buckets", "data": "while it waits for data", "input": "before the forward",
+    "sync": "while it waits for its buckets", "data": "as it loads data", "input": "before the forward",
     "between": "after the forward or backward", GPU: "on the GPU",
 }  # fmt: skip
 
@@ -68,7 +69,7 @@ def sentences(
         return f"{few}: {steps}, of {FEWEST_STEPS} at least", again
     longer = [line for line in lines if _is_longer(line)]
     denied, grown, following = _denied(*ranks), _grown(lines, phases), again
-    larger = "" if inputs in (None, 1.0) else f"its inputs are {_times(inputs)} as large"
+    larger = "" if inputs in (None, 1.0) else f"its model's inputs are {_times(inputs)} as large"
     if grown is not None:
         (said, following), larger = _alike(own, grown, inputs), ""
     elif longer:
@@ -79,6 +80,8 @@ def sentences(
         if denied and not larger and _lacks_a_core(longer, *ranks):
             said, following = f"{said}, as {denied}", _NO_CORE
             denied = ""
+        elif not denied:
+            said += _computes(lines, longer, *ranks)
     elif (other := _other_operator(lines, ranks[1].step_ms)) is not None:
         said = f"rank {own.rank} runs other operators than rank {own.peer}, at no cost beyond noise: {_calls(other)}"
         following = _PARAMETERS if other.function == _GRADIENT else f"look at what calls {other.place} on one of them"
@@ -86,7 +89,8 @@ def sentences(
         said = f"rank {own.rank} does what rank {own.peer} does"
         following = _BATCHES if larger else again
     else:
-        said = f"no difference beyond noise between rank {own.rank} and rank {own.peer}"
+        between = "in a line between" if larger else "between"
+        said = f"no difference beyond noise {between} rank {own.rank} and rank {own.peer}"
         denied = _both_denied(*ranks)
         following = _BATCHES if larger else f"if it is late, {again}"
     if denied and (again in following or following == _SLOW_MACHINE or said.endswith(_LARGER)):
@@ -203,7 +207,27 @@ def _more(line: LineDifference, unit: str = "ms more a step") -> str:
     said = ", ".join(filter(None, (f"{number(line.difference_ms)} {unit} {place}", where(line))))
     if line.inner.endswith(f" in {_ENGINE}"):
         return f"{said}: in torch's operators"
-    return f"{said}: in Python, or waiting" if line.function == OUTSIDE else said
+    return said
+
+
+def _computes(lines: Sequence[LineDifference], longer: Sequence[LineDifference], *ranks: SampledRank) -> str:
+    """Returns whether a rank computes in what it spends more, or waits there; empty if that is not clear."""
+    sync = [line for line in lines if line.phase == "sync"]
+    for_buckets = sum(line.ms for line in sync), sum(line.peer_ms or 0.0 for line in sync)
+    own, peer = (_waits_ms(rank, ms) for rank, ms in zip(ranks, for_buckets, strict=True))
+    if own is None or peer is None or longer[0].phase == GPU:
+        return ""
+    more_ms = sum(line.difference_ms or 0.0 for line in longer)
+    if own - peer >= CLEARLY * more_ms:
+        return "; it waits there, and does not compute"
+    return "; it computes there" if own - peer <= (1 - CLEARLY) * more_ms else ""
+
+
+def _waits_ms(rank: SampledRank, for_buckets_ms: float) -> float | None:
+    """Returns how long in a step a rank neither runs, nor waits for a core or for its buckets; None if not known."""
+    if rank.on_core is None or rank.starved is None or rank.step_ms is None:
+        return None
+    return max(0.0, (1 - rank.on_core - rank.starved) * rank.step_ms - for_buckets_ms)
 
 
 def _denied(own: SampledRank, peer: SampledRank) -> str:

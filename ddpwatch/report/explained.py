@@ -60,9 +60,9 @@ def tables_below(found: Explanation, width: int | None = None) -> list[str]:
     rows = [[clean(cell) for cell in row] for row in [shown.header, *shown.rows]]
     if width is not None:
         _cut_names(rows, width, (_FUNCTION,) if found.how == "profiler" else (_MODULE, _FUNCTION))
-    lines = [*table(rows[0], rows[1:]), ""] if shown.rows else []
+    lines = [f"ms a step, in {found.steps} steps", "", *table(rows[0], rows[1:]), ""]
     header = ("", "calls" if found.how == "profiler" else "samples", *_SAMPLED)
-    return [*lines, f"ms a step, in {found.steps} steps", "", *table(header, [*map(_sampled, found.ranks)])]
+    return [*(lines if shown.rows else ()), *table(header, [*map(_sampled, found.ranks)])]
 
 
 def _cut_names(rows: list[list[str]], width: int, columns: Sequence[int]) -> None:

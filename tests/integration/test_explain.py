@@ -171,7 +171,7 @@ def test_a_recording_has_the_explanations(explained: Explained) -> None:
 
 
 def test_a_profile_names_the_operator(explained: Explained) -> None:
-    lines, table, *_ = explained.profiled.stdout.split("\n\n")
+    lines, _, table, *_ = explained.profiled.stdout.split("\n\n")
     says = rf"rank 1 spends [0-9.]+ ms more a step in aten::mm, in the forward: {CALLS} calls a step, its peer 0"
     assert re.match(f"{says}(;|\n)", lines), lines  # perhaps a core was missing, too
     assert re.search(rf"\n *forward +{CALLS} : 0 +aten::mm +", table)
