@@ -58,8 +58,8 @@ from torch.profiler import ProfilerActivity, profile
 import ddpwatch
 from ddpwatch.common.text import table
 from ddpwatch.probe import session
+from ddpwatch.probe.ddp import DdpProbe
 from ddpwatch.probe.fsdp import _COMMS, FsdpProbe
-from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.sharded_comm import TimedComm
 from ddpwatch.run import rundir

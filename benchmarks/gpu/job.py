@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe.cuda import CudaClock
 from ddpwatch.probe.cuda_calls import cuda_clock
+from ddpwatch.probe.ddp import DdpProbe
 from ddpwatch.probe.guard import Guard
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule

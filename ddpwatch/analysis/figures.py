@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ddpwatch.analysis.diagnosis.incident import End, Severity
 from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
 from ddpwatch.analysis.estimate import Estimate
-from ddpwatch.analysis.explanation import Explanation
+from ddpwatch.analysis.explain.explanation import Explanation
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.units import to_ms
 from ddpwatch.wire.messages import LayoutKind

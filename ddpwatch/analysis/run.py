@@ -15,7 +15,7 @@ from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.incident_json import IncidentFigures, LostFigures, incident_row, lost_row
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict
 from ddpwatch.analysis.estimate import Estimate
-from ddpwatch.analysis.explanation import Explanations
+from ddpwatch.analysis.explain.explanation import Explanations
 from ddpwatch.analysis.figures import RunTime
 from ddpwatch.analysis.goodput import RunSpan
 from ddpwatch.analysis.groups import Groups

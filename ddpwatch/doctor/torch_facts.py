@@ -66,7 +66,7 @@ def _ddp(hooks: str = "") -> Any:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    from ddpwatch.probe.hooks import DdpProbe
+    from ddpwatch.probe.ddp import DdpProbe
 
     model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), bucket_cap_mb=0.0001)
     if hooks == "before":

@@ -1,4 +1,4 @@
-"""The process group that a reducer all-reduces through: `TimedGroup` goes in front of the module's own and stamps."""
+"""The process group a reducer all-reduces through: `TimedGroup`, before the module's own, which calls an observer."""
 
 from __future__ import annotations
 

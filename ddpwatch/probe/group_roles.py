@@ -1,4 +1,4 @@
-"""Finds what a job calls a process group: the attribute or global in which whoever has made it keeps it.
+"""Finds a process group's role: mostly what the job calls it, by the attribute or global in which its maker keeps it.
 
 Meshes name their groups. Of others, torch only knows a number, though the job keeps each as its ``tp_group`` or
 ``_DATA_PARALLEL_GROUP``: in the object whose method has made it, in the module whose function has, or in a list or dict
@@ -20,6 +20,7 @@ from ddpwatch.probe.calls import GROUP_MAKER, argument
 from ddpwatch.probe.places import passes_on
 from ddpwatch.wire.messages import SAME_SAMPLES
 
+OWN: Final = "own"  # the role of a group that nothing says any other of
 MOST_HELD: Final = 1024  # groups in a list or dict that is looked into
 MOST_CHARACTERS: Final = 24
 # What words in a name say a group is for; all others say it themselves, but for those that every group's name may have
@@ -43,6 +44,16 @@ class _Maker(NamedTuple):
 _makers: weakref.WeakKeyDictionary[Any, _Maker] = weakref.WeakKeyDictionary()
 _noted: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # roles: of all ranks' group, or a pipeline's
 _notes = 0
+
+
+def role_of(group: Any) -> str:
+    """Returns what a group is for: the dimension of a mesh, what the job has described it as, or what it calls it."""
+    if group is dist.group.WORLD:
+        return noted_role(group) or "all ranks"
+    described = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
+    if described not in ("", "undefined"):
+        return known_role(described)
+    return noted_role(group) or role_by_name(group) or OWN
 
 
 def note_maker(group: Any) -> None:

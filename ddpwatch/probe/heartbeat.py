@@ -13,7 +13,7 @@ EVAL_PAUSE_NS = 30_000_000_000  # between two forwards of a validation, if the m
 
 
 class Watched(Protocol):
-    """A module, as the heartbeat sees it (`ddpwatch.probe.hooks.DdpProbe`, `ddpwatch.probe.fsdp.FsdpProbe`)."""
+    """A module, as the heartbeat sees it (`ddpwatch.probe.ddp.DdpProbe`, `ddpwatch.probe.fsdp.FsdpProbe`)."""
 
     @property
     def in_eval(self) -> bool:

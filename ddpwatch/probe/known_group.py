@@ -14,14 +14,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-import torch.distributed as dist
-
 from ddpwatch.probe.ddp_collectives import in_groups
-from ddpwatch.probe.group_roles import known_role, noted_role, role_by_name
 from ddpwatch.probe.issue_counts import issued_by
 from ddpwatch.probe.stacks import frames_of_others
 
-OWN: Final = "own"  # the role of a group that nothing says any other of
 _STDLIB: Final = threading.__file__.rpartition("/")[0] + "/"
 _WAITING: Final = {"wait", "join", "_wait_for_tstate_lock", "select", "_worker"}  # functions of the standard library's
 _THREADING: Final = threading.__file__
@@ -115,16 +111,6 @@ class GroupHook:
     def _before(self, args: Any) -> None:
         if self._call is not None:
             self._call(args)
-
-
-def role_of(group: Any) -> str:
-    """Returns what a group is for: the dimension of a mesh, what the job has described it as, or what it calls it."""
-    if group is dist.group.WORLD:
-        return noted_role(group) or "all ranks"
-    described = str(getattr(group, "group_desc", "")).removeprefix("mesh_")
-    if described not in ("", "undefined"):
-        return known_role(described)
-    return noted_role(group) or role_by_name(group) or OWN
 
 
 def others_rest() -> bool:

@@ -31,9 +31,9 @@ from ddpwatch.probe.calls import GROUP_MAKER, SeenCalls, can_see_events, innermo
 from ddpwatch.probe.ddp_collectives import GroupHooks, nbytes_of
 from ddpwatch.probe.event_log import EventLog
 from ddpwatch.probe.group_ids import describe
-from ddpwatch.probe.group_roles import has_maker, note_maker, notes
+from ddpwatch.probe.group_roles import OWN, has_maker, note_maker, notes, role_of
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.known_group import OWN, GroupHook, KnownGroup, others_rest, role_of
+from ddpwatch.probe.known_group import GroupHook, KnownGroup, others_rest
 from ddpwatch.probe.places import Places
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.role_makers import see_all_roles

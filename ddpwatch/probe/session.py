@@ -29,13 +29,13 @@ from ddpwatch.probe.agent_rendezvous import JobUnwatchedError
 from ddpwatch.probe.child_end import ChildEnd
 from ddpwatch.probe.completion import Completions
 from ddpwatch.probe.cuda_calls import cuda_clock
+from ddpwatch.probe.ddp import DdpProbe, in_forward
 from ddpwatch.probe.gc_pauses import GcPauses
 from ddpwatch.probe.group_ids import backend_name, world_backend
 from ddpwatch.probe.guard import CLOSING, Guard, reason_of
 from ddpwatch.probe.guarded import ProbeContext
 from ddpwatch.probe.hard_exit import before_hard_exit
 from ddpwatch.probe.heartbeat import Heartbeat
-from ddpwatch.probe.hooks import DdpProbe, in_forward
 from ddpwatch.probe.identity import Flags, as_text, ddp_flags, hello_of
 from ddpwatch.probe.issue_counts import see_own_counts
 from ddpwatch.probe.optimizer_steps import see_optimizer_steps

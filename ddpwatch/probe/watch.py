@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from typing_extensions import Self
 
+    from ddpwatch.probe.ddp import DdpProbe
     from ddpwatch.probe.fsdp import FsdpProbe
-    from ddpwatch.probe.hooks import DdpProbe
     from ddpwatch.probe.loop import LoopProbe
 
 _log = logging.getLogger("ddpwatch")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.analysis.diagnosis.words.wording import call_lines
-from ddpwatch.analysis.explained_lines import SampledRank
-from ddpwatch.analysis.explanation import Explanation, Explanations
+from ddpwatch.analysis.explain.explanation import Explanation, Explanations
+from ddpwatch.analysis.explain.lines import SampledRank
 from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.incident import End
 from ddpwatch.analysis.diagnosis.words.account_names import phase_name
-from ddpwatch.analysis.explained_lines import LineDifference
-from ddpwatch.analysis.explanation import Explanation
+from ddpwatch.analysis.explain.explanation import Explanation
+from ddpwatch.analysis.explain.lines import LineDifference
 from ddpwatch.analysis.figures import CollectiveFigures, RankFigures, Report
 from ddpwatch.analysis.findings import describe_end
 from ddpwatch.analysis.step import USE_NAMES

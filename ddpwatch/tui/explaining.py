@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
-from ddpwatch.analysis.explanation import Explanation, explain_hang
+from ddpwatch.analysis.explain.explanation import Explanation, explain_hang
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.report.explained import tables_below

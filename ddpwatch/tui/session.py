@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.words.why_unwatched import NOT_KNOWN, Why
-from ddpwatch.analysis.explanation import Explanation
+from ddpwatch.analysis.explain.explanation import Explanation
 from ddpwatch.tui.feed.events import BATCH
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.log import JobOutput, LogLine, RunLog

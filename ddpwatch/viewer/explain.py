@@ -12,7 +12,7 @@ from statistics import fmean
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.turned_off import Off
-from ddpwatch.analysis.explanation import Explanation, explain, explain_hang
+from ddpwatch.analysis.explain.explanation import Explanation, explain, explain_hang
 from ddpwatch.common.text import spans
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS, PARTIAL, StackOrder

@@ -22,7 +22,7 @@ from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
 from ddpwatch.analysis.diagnosis.words.turned_off import TurnedOff
 from ddpwatch.analysis.diagnosis.words.verdict import Verdict, verdict, with_unseen
 from ddpwatch.analysis.diagnosis.words.why_unwatched import forwards_known
-from ddpwatch.analysis.explanation import Explanations
+from ddpwatch.analysis.explain.explanation import Explanations
 from ddpwatch.analysis.figures import GoodputFigures, ThroughputFigures
 from ddpwatch.analysis.goodput import goodput
 from ddpwatch.analysis.groups import Groups

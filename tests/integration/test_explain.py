@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpwatch.analysis.explained_lines import LineDifference
-from ddpwatch.analysis.explanation import Explanation
+from ddpwatch.analysis.explain.explanation import Explanation
+from ddpwatch.analysis.explain.lines import LineDifference
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.explained import explained_in
 from ddpwatch.run.rundir import RunInfo

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpwatch.probe.completion import Completions
+from ddpwatch.probe.ddp import DdpProbe
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import GpuClock, StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule

@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from ddpwatch.analysis.step import backward_starts, figures
 from ddpwatch.probe import calls, comm_hooks
+from ddpwatch.probe.ddp import DdpProbe
 from ddpwatch.probe.ddp_collectives import GroupHooks, _registered, _take_hooks_out, nbytes_of
 from ddpwatch.probe.ddp_timed_group import TimedGroup, _timed_groups
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import StepRecord
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.sampling.schedule import SamplingSchedule

@@ -260,7 +260,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "FSDP2", "jobs with FSDP2 train unwatched: ImportError: cannot import name '_get_module_fsdp_state'",
     ),
     "hooks see nothing": (
-        "import ddpwatch.probe.hooks as h; h.DdpProbe.after_launch = lambda *_: None",
+        "import ddpwatch.probe.ddp as h; h.DdpProbe.after_launch = lambda *_: None",
         "DDP", "jobs with DDP train unwatched: LookupError: no buckets seen",
     ),
     "it crashes": (

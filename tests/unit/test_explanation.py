@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ddpwatch.analysis.explained_lines import FEWEST_STEPS, WORTH
-from ddpwatch.analysis.explained_words import where
-from ddpwatch.analysis.explanation import SHOWN_LINES, Explanations, explain
+from ddpwatch.analysis.explain.explanation import SHOWN_LINES, Explanations, explain
+from ddpwatch.analysis.explain.lines import FEWEST_STEPS, WORTH
+from ddpwatch.analysis.explain.sentences import where
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous

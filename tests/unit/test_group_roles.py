@@ -23,10 +23,10 @@ from ddpwatch.probe.group_roles import (
     note_maker,
     note_pipeline,
     role_by_name,
+    role_of,
     role_of_name,
 )
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.known_group import role_of
 from ddpwatch.probe.own_collectives import LOOKS, OwnCollectiveProbe
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.role_makers import ROLE_MAKERS

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.explanation import Explanation
+from ddpwatch.analysis.explain.explanation import Explanation
 from ddpwatch.analysis.run import Run
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.steps import is_slow

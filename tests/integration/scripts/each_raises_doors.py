@@ -31,7 +31,7 @@ DOORS = {
 # Where Python keeps to itself what a signal handler raises: in a collection, and at the end of an object's life. And
 # what runs on a thread of ddpwatch's, where no signal handler does.
 NOT_FOR_SIGNALS = (
-    "probe.gc_pauses:", "probe.hooks:DdpProbe._done", "probe.recorder:StepRecorder.bucket_done",
+    "probe.gc_pauses:", "probe.ddp:DdpProbe._done", "probe.recorder:StepRecorder.bucket_done",
     "run.blackbox:BlackBox.done", "probe.forwards:SeenForwards.close", "probe.forwards:SeenForwards.forget_buffers",
     "probe.comm_hooks:_end_with_the_last",
 )  # fmt: skip

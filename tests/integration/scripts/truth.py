@@ -22,7 +22,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ddpwatch
-from ddpwatch.probe import hooks as probe
+from ddpwatch.probe import ddp as probe
 from ddpwatch.probe import session
 from ddpwatch.probe.ddp_collectives import GroupHooks
 from ddpwatch.probe.recorder import StepRecord

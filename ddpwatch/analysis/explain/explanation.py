@@ -8,7 +8,7 @@ from typing import Literal
 from ddpwatch.analysis.diagnosis.incident import Incident, StackGroup
 from ddpwatch.analysis.diagnosis.incident_json import Figures
 from ddpwatch.analysis.diagnosis.words.wording import places_of, ranks_named
-from ddpwatch.analysis.explained_lines import (
+from ddpwatch.analysis.explain.lines import (
     FEWEST_STEPS,
     LineDifference,
     SampledRank,
@@ -21,7 +21,7 @@ from ddpwatch.analysis.explained_lines import (
     whole_steps,
     with_calls,
 )
-from ddpwatch.analysis.explained_words import STACKS, sentences
+from ddpwatch.analysis.explain.sentences import STACKS, sentences
 from ddpwatch.wire.messages import StackSamples
 
 KEPT_ORDERS = 64

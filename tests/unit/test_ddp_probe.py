@@ -25,9 +25,9 @@ from ddpwatch.probe import calls
 from ddpwatch.probe import recorder as recorder_module
 from ddpwatch.probe.autograd import is_compiling_frames, optimizer_hook
 from ddpwatch.probe.bucket_layout import bucket_layout
+from ddpwatch.probe.ddp import DdpProbe
 from ddpwatch.probe.derive import HOOKS_PERIOD
 from ddpwatch.probe.guarded import ProbeContext
-from ddpwatch.probe.hooks import DdpProbe
 from ddpwatch.probe.record import BucketRecord
 from ddpwatch.probe.recorder import MAX_REDUCTIONS, StepRecorder
 from ddpwatch.sampling.schedule import is_sampled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddpwatch.analysis.explained_lines import FEWEST_STEPS, WORTH, LineDifference, SampledRank
+from ddpwatch.analysis.explain.lines import FEWEST_STEPS, WORTH, LineDifference, SampledRank
 from ddpwatch.common.text import number, percent
 from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS
 from ddpwatch.wire.messages import GPU, OUTSIDE, StackSamples
