@@ -134,6 +134,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("hang", "error", "", (1,), evidence=Evidence(stacks=[STUCK])), "read the stacks"),
         (Incident("hang", "error", "", open=True), "`ddpwatch explain` shows the stacks of all ranks"),
         (Incident("intermittent", "warning", "", (1,), "gc", period=8), "gc.freeze()"),
+        (Incident("pause", "warning", "", (1,), evidence=Evidence(call_sites={1: "job.py:134 in load"})),
+         "look at what rank 1 does, or waits for, at job.py:134 in load"),
         (Incident("pause", "info", "", phase="compilation", steps=1), "TORCHINDUCTOR_CACHE_DIR"),
         (Incident("pause", "info", "", phase="compilation", steps=3), "TORCH_LOGS=recompiles"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("lost", "", None, 3, "", [], 0)})),

@@ -369,6 +369,7 @@ def _incident(pause: Pause) -> Incident:
         evidence=Evidence(
             longest_ms=pause.longest_ns / NS_PER_MS,
             ranks=pause.ranks_in_run,
+            call_sites=dict.fromkeys(pause.ranks, pause.site) if pause.site else None,
             unwatched=pause.bare or None,
             beyond_tail=pause.unusual if usual else None,
             denied=pause.denied if usual else None,

@@ -315,6 +315,8 @@ def _pause(incident: Incident, places: JobPlaces) -> str:
         return f"do it less often, or on a thread: the others wait for {ranks_named(incident.ranks)} meanwhile"
     if text := _device(incident, places):
         return text
+    if incident.ranks and (sites := incident.evidence.call_sites):
+        return f"look at what {ranks_named(incident.ranks)} does, or waits for, at {sites[incident.ranks[0]]}"
     if incident.ranks:
         return places.stack_of(incident.ranks[0], incident.open)
     return f"look at step {incident.since_step} in the timeline, and at the job's output of that time"
