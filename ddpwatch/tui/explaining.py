@@ -15,6 +15,7 @@ from ddpwatch.tui.text import wrap
 from ddpwatch.viewer.explain import NOBODY_LATE, StackRequest, hang_of, request_of
 
 MOST_LINES = 6  # of the sentence
+NO_MORE = "there is nothing to explain any more: Esc closes this, and x asks again"
 
 
 class Explaining:
@@ -75,9 +76,9 @@ class Explaining:
 
     @property
     def under_way(self) -> str:
-        """What was asked, and for how long that has been; empty once it is answered, or cannot be."""
+        """What was asked, and for how long that has been; why there is nothing to show; empty if there is."""
         if self._request is None:
-            return self._failure
+            return self._failure or ("" if self._found else NO_MORE)
         if not self._request.is_over(self._session.state):
             return f"{self._request.text}: {self._clock() - self._asked_s:.0f} s so far"
         request = self._request
@@ -90,7 +91,7 @@ class Explaining:
 
     def lines(self, width: int) -> tuple[list[str], list[str]]:
         """Returns the explanation chosen: the sentence, and what is below it, fitted to that width."""
-        shown = self._found[-1 - self._back]
+        shown = self._found[-1 - min(self._back, len(self._found) - 1)]
         tables = tables_below(shown, width)
         text = f"{shown.text}. Next: {on_screen(shown.next_step)}" if shown.next_step else shown.text
         return wrap(clean(text), max(map(len, tables)), MOST_LINES), ["", *tables]

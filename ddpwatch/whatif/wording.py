@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ddpwatch.common.text import counted
 from ddpwatch.whatif.assignment import DEFAULT_CAP_BYTES, MIB
 from ddpwatch.whatif.recorded import Recorded
 from ddpwatch.whatif.scenarios import Change
@@ -92,7 +93,7 @@ def nothing_sure(more_steps: Iterable[int | None]) -> str:
         more_steps: Per change, `Prediction.more_steps`.
     """
     more = min(filter(None, more_steps), default=None)
-    record = f"record {more} more steps timed in full (--detail high)"
+    record = f"record {counted(more, 'more step')} timed in full (--detail high)"
     rest = "more steps would not change that" if more is None else record
     return f"no change here is sure to help; {rest}"
 

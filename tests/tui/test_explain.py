@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddpwatch.tui.feed.events import Attached
 from ddpwatch.tui.screens import ExplainScreen, HelpScreen
 from tests.support.dashboards import Clock, app_on, body, replay_app, until, watching
 from tests.support.frames import bye, run
@@ -125,3 +126,19 @@ async def test_without_an_answer_it_says_why():
         await pilot.press("x")
         clock.now += 100
         await until(pilot, lambda: shown(app)[0].startswith("rank 1 has sent no samples: "))
+
+
+@pytest.mark.parametrize("frames", [[], hang(world=4)], ids=["waiting", "hang"])
+async def test_another_run_finds_it_open(frames):
+    """What was explained is void then; the dashboard ended by an IndexError."""
+    app = app_on()
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.jobs.sources["run-1"].put_frames(frames)
+        await until(pilot, lambda: app.session.state.frames == len(frames))
+        await pilot.press("x")
+        assert shown(app)
+        app.take_event(Attached("run-2"))
+        app.screen.show()
+        assert shown(app) == ["there is nothing to explain any more: Esc closes this, and x asks again"]
+        await pilot.press("escape")
+        assert not has_screen(app)

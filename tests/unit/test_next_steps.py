@@ -253,7 +253,7 @@ def test_only_who_issues_a_collective_can_start_it_earlier(name: str, does: str)
 
 def test_the_dashboard_has_a_view_for_what_if() -> None:
     text = next_step(Incident("exposed_comm", "warning", ""), places("a.mcap"))
-    assert on_screen(text).startswith("press 8 (what-if) predicts what would help")
+    assert on_screen(text).startswith("key 8 (what-if) predicts what would help")
     assert on_screen("read the stacks of rank 1") == "press 7 (log): read the stacks of rank 1"
 
 

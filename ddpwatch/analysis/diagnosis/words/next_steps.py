@@ -20,7 +20,7 @@ from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
 from ddpwatch.wire.messages import OWN_COLLECTIVES, WORKERS_START, Bye, Hello, Layout, LayoutKind, Mark
 
 _WHAT_IF = re.compile(r"`ddpwatch whatif [^`]*`")
-ON_SCREEN = "press 8 (what-if)"
+ON_SCREEN = "key 8 (what-if)"
 _EXPLAIN = re.compile(r"`ddpwatch explain(?![^`]*--steps)[^`]*`")  # keys choose the number
 _PROFILE = re.compile(r"`ddpwatch explain[^`]*--how profiler[^`]*`")
 EXPLAIN_ON_SCREEN, PROFILE_ON_SCREEN = "key x", "key X"
