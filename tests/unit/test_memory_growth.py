@@ -69,6 +69,12 @@ def test_growth_in_each_step_goes_on_as_steps_take_longer() -> None:
     assert found.evidence.memory.step_bytes == pytest.approx(MB, rel=0.01)
 
 
+def test_what_grows_while_no_step_ends_is_no_growth_in_each_step() -> None:
+    """As in a long validation, after steps that all came within a second."""
+    uses = iter([1010, *range(1000, 1063)])
+    assert host(64, lambda _: next(uses), step_at=lambda second: 400 * min(second, 1)) == []
+
+
 def test_what_ends_a_run_soon_is_the_verdict_beside_what_makes_it_slower() -> None:
     late = Incident("straggler", "warning", "rank 0 is late", ranks=(0,), since_step=9, gain=0.06, open=True)
     # full in 3 minutes; in 30, of which 2 were seen; in 3 hours

@@ -88,7 +88,7 @@ class _Memory:
         stretch = stretch[-size * PARTS :]
         least = [min(stretch[at : at + size], key=_used) for at in range(0, len(stretch), size)]
         steps = least[-1].step - least[0].step
-        step_bytes = (least[-1].used - least[0].used) / max(1, steps)
+        step_bytes = (least[-1].used - least[0].used) / steps if steps else 0.0  # what grows in a pause is in no step
         is_even = step_bytes > 0 and all(
             after.used - before.used >= EVEN * step_bytes * (after.step - before.step)
             for before, after in pairwise(least)
