@@ -1,4 +1,4 @@
-"""How many collectives a process group has issued, as all of its ranks count them.
+"""Counts the collectives that a process group has issued, as all of its ranks count them.
 
 Gloo also counts what two ranks do among themselves, and `monitored_barrier` is such sends and receives inside, most of
 them rank 0's. So ranks' own counts would drift apart. What the calls of these functions add is taken off again, but
@@ -21,7 +21,7 @@ _COUNT_AS: Final = {"isend": 0, "irecv": 0, BARRIER: 1}
 
 
 class _OwnCount:
-    """What a group has counted on this rank alone.
+    """The part of a group's count that is this rank's alone.
 
     Attributes:
         taken_off: How many of its count are no collectives.
@@ -87,20 +87,25 @@ def _see_no_more() -> None:
         _seen.pop().close()
 
 
-def _begin(c10d: Any, collectives: int, group: Any) -> None:
-    group = c10d.GroupMember.WORLD if group is None else group
-    counted = _counted_by(group)
-    if counted is None or not isinstance(group, c10d.ProcessGroup):
+def _begin(c10d: Any, collectives: int, given: Any) -> None:
+    group = _group_of(c10d, given)
+    counted = None if group is None else _counted_by(group)
+    if counted is None:
         return
     own = _own_counts.setdefault(group, _OwnCount())
     most = 2 * group.size() if collectives else 1
     own.during = own.collectives(counted) + collectives, counted + most
 
 
-def _end(c10d: Any, group: Any, result: object) -> None:
-    group = c10d.GroupMember.WORLD if group is None else group
-    own = _own_counts.get(group) if isinstance(group, c10d.ProcessGroup) else None
+def _end(c10d: Any, given: Any, result: object) -> None:
+    group = _group_of(c10d, given)
+    own = None if group is None else _own_counts.get(group)
     if own is not None and own.during is not None:
-        counted = _counted_by(group)
-        own.taken_off = (counted or 0) - own.during[0]
+        own.taken_off = (_counted_by(group) or 0) - own.during[0]
         own.during = None
+
+
+def _group_of(c10d: Any, given: Any) -> Any:
+    """Returns the group that a call is in; None if this process is not in it."""
+    group = c10d.GroupMember.WORLD if given is None else given
+    return group if isinstance(group, c10d.ProcessGroup) else None

@@ -120,16 +120,11 @@ def _name_of(frame: FrameType | None) -> str:
     """Returns a name for a place: file and line, or a function of torch's or another library's."""
     if frame is None:
         return "unknown"
-    code = named = frame.f_code
-    line = frame.f_lineno
-    while (
-        named.co_name in _UNNAMED and frame.f_back is not None and frame.f_back.f_code.co_filename == code.co_filename
-    ):
-        frame = frame.f_back
-        named = frame.f_code
-    function = getattr(named, "co_qualname", named.co_name).rpartition("<locals>.")[
-        2
-    ]  # Python < 3.11: without its class
+    code, line = frame.f_code, frame.f_lineno
+    while frame.f_code.co_name in _UNNAMED and (outer := frame.f_back) and outer.f_code.co_filename == code.co_filename:
+        frame = outer
+    named = frame.f_code
+    *_, function = getattr(named, "co_qualname", named.co_name).rpartition("<locals>.")  # < 3.11: without its class
     if code.co_filename.startswith(f"{_TORCH}autograd/"):
         return "backward"
     if code.co_filename.startswith(_TORCH):

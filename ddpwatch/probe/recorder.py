@@ -174,7 +174,7 @@ class StepRecorder:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether an optimizer has ended the newest step, which is counted at the next one's forward."""
+        """True once an optimizer has ended the newest step, which is counted at the next one's forward."""
         return self.phase == "input" and self.current is not None
 
     @property

@@ -73,15 +73,14 @@ def _cut_names(rows: list[list[str]], width: int, columns: Sequence[int]) -> Non
         most = min(max(widths[column] - excess, _LEAST[column]), widths[column])
         excess -= widths[column] - most
         for row in rows:
-            name, gap, place = row[column].partition(" (")
-            if column == _FUNCTION:
-                place = _end_of(place, max(most - len(name + gap), min(len(place), _LEAST_OF_PLACE)))
-                name = _start_of(name, most - len(gap + place))
-            row[column] = f"{name}{gap}{place}" if column == _FUNCTION else _end_of(name, most)
+            row[column] = (_function if column == _FUNCTION else _end_of)(row[column], most)
 
 
-def _start_of(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _function(text: str, most: int) -> str:
+    name, gap, place = text.partition(" (")
+    place = _end_of(place, max(most - len(name + gap), min(len(place), _LEAST_OF_PLACE)))
+    room = most - len(gap + place)
+    return f"{name if len(name) <= room else f'{name[: room - 1]}…'}{gap}{place}"
 
 
 def _end_of(text: str, most: int) -> str:

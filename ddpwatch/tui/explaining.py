@@ -76,7 +76,7 @@ class Explaining:
 
     @property
     def under_way(self) -> str:
-        """What was asked, and for how long that has been; why there is nothing to show; empty if there is."""
+        """The request under way, and for how long it has been; or why there is nothing to show; empty if there is."""
         if self._request is None:
             return self._failure or ("" if self._found else NO_MORE)
         if not self._request.is_over(self._session.state):

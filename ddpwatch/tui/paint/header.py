@@ -67,13 +67,14 @@ def badge_of(model: Overview) -> tuple[str, str]:
         return (f"REPLAY {speed} PAUSED", "badge-paused") if link.paused else (f"REPLAY {speed}", "badge-replay")
     if link.link is Link.ENDED:
         return _ended_badge(model)
-    if link.paused and link.link is not Link.SEEKING:
+    if link.link is Link.SEEKING:
+        return "REPLAY SEEKING", "badge-wait"
+    if link.paused:
         return "PAUSED", "badge-paused"
     return {
         Link.WAITING: ("WAITING", "badge-wait"),
         Link.ATTACHING: ("ATTACHING", "badge-wait"),
         Link.LIVE: ("LIVE", "badge-live"),
-        Link.SEEKING: ("REPLAY SEEKING", "badge-wait"),
         Link.GONE: ("NOT CONNECTED" if link.trouble else "COLLECTOR GONE", "badge-bad"),
     }[link.link]
 
