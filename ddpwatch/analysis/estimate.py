@@ -7,10 +7,11 @@ while somebody looks, and by duration where a gap separates short steps from lon
 
 Exposed communication is what ranks waited, corrected by how much it differs from that in full steps (a two-phase
 difference estimator: Cochran, Sampling Techniques, 12.6). The other phases are scaled to the rest of all steps'
-duration (a ratio estimator), as watching makes a step longer. Where short and long steps are one stratum, because too
-few of either are full, what is hidden follows their duration (a regression estimator: 7.3 there). The interval is the
-normal theory's, with the correction for a finite population: it is about these steps, and has no width if all are full.
-Neighbours need not be independent.
+duration (a ratio estimator), as watching makes a step longer. What watched steps show has strata with enough of these,
+what full ones show besides has larger ones. Where short and long steps are one stratum, because too few of either are
+known, waits are a share of their duration, and what is hidden follows it (a regression estimator: 7.3 there). The
+interval is the normal theory's, with the correction for a finite population: it is about these steps, and has no width
+if all are full. Neighbours need not be independent.
 """
 
 from __future__ import annotations
@@ -216,6 +217,12 @@ class _Stratum:
         """Returns what is hidden in all its steps (ns, over ranks)."""
         return max(self.ranks * (self.hidden / self.full_ranks + self.slope() * self.longer() * NS_PER_MS), 0.0)
 
+    def all_waited(self) -> float:
+        """Returns what ranks waited in all its steps (ns, over ranks)."""
+        if self.mixed and self.watched_total:
+            return self.waited * self.total / self.watched_total
+        return self.waited * self.steps / self.watched
+
     def variance(self, x: float, y: float, h: float) -> float:
         """Returns the variance of the sum, over its steps, of so many times the three figures of a step (ms²)."""
         steps = self.steps
@@ -285,7 +292,7 @@ class Estimator:
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Durations] = {}  # by time
-        self._gathered = _Gathered(timed=False)  # all but the newest, since the last estimate
+        self._gathered = {timed: _Gathered(timed) for timed in (False, True)}  # all but the newest of the last estimate
         self._stride = STEPS_PER_BLOCK
         self._waiting = self._transfer = self._unsplit = 0
         self._beyond = [0, 0]
@@ -296,8 +303,8 @@ class Estimator:
         """Adds a step that is neither warm-up nor aborted."""
         number = share.step // self._stride
         block = self._blocks.setdefault(number, {})
-        if number <= self._gathered.until:
-            self._gathered = _Gathered(self._gathered.timed)
+        if number <= self._gathered[False].until:
+            self._forget_gathered()
         stratum = block.get(key := share.duration)
         if stratum is None:
             stratum = block[key] = _Stratum()
@@ -312,7 +319,7 @@ class Estimator:
             self._data_unseen = self._data_unseen or share.data_unseen
         if len(self._blocks) > MOST_BLOCKS:
             self._stride *= 2
-            self._gathered = _Gathered(self._gathered.timed)
+            self._forget_gathered()
             blocks, self._blocks = self._blocks, {}
             for number, durations in blocks.items():
                 _merge(self._blocks.setdefault(number // 2, {}), durations)
@@ -329,7 +336,7 @@ class Estimator:
         found = found._replace(unseen_ns=self._beyond[1] / ranks)
         if not watched:
             return found
-        strata = self._strata(timed=full >= ENOUGH_FULL)
+        strata = self._strata(timed=False)
         phases = self._phases(strata, ranks)
         if full < ENOUGH_FULL:
             if not phases["exposed_comm"]:  # where nobody was seen to wait, perhaps no wait was looked for
@@ -343,7 +350,7 @@ class Estimator:
         for one in strata:
             if not one.watched:
                 continue
-            waited = one.waited * one.steps / one.watched
+            waited = one.all_waited()
             own = {**one.phases, "other": one.phases["other"] + one.phases["exposed_comm"] - one.waited}
             own["exposed_comm"] = 0
             weight = (one.total - waited) / (one.watched_total - one.waited) if one.watched_total > one.waited else 0.0
@@ -358,7 +365,7 @@ class Estimator:
         return {phase: ns / ranks for phase, ns in sums.items()}
 
     def _with_exposed(self, found: Estimate, strata: list[_Stratum], phases: dict[str, float], ranks: int) -> Estimate:
-        timed = [one for one in strata if one.full]
+        timed = [one for one in self._strata(timed=True) if one.full]
         difference = sum([one.ranks / one.full_ranks * one.difference for one in timed]) / ranks
         hidden = sum([one.all_hidden() for one in timed]) / ranks
         waiting = self._waiting / ranks
@@ -378,18 +385,20 @@ class Estimator:
             waiting_ns=waiting,
             transfer_ns=exposed - waiting - unsplit,
             unsplit_ns=unsplit,
-            exposed_reach_ns=_reach(strata, (1.0, 1.0, 0.0)) * NS_PER_MS,
-            overlap_reach=None if overlap is None else _reach(strata, of_overlap) / (comm / NS_PER_MS),
+            exposed_reach_ns=_reach([*_waits(strata), *_figures(timed, (0.0, 1.0, 0.0))], found.steps),
+            overlap_reach=_reach(_figures(timed, of_overlap), found.steps) / comm if comm else None,
         )
 
     def _strata(self, timed: bool) -> list[_Stratum]:
-        if self._gathered.timed != timed:
-            self._gathered = _Gathered(timed)
         *older, newest = sorted(self._blocks)
+        gathered = self._gathered[timed]
         for number in older:
-            if number > self._gathered.until:
-                self._gathered.add_block(number, self._blocks[number])
-        return self._gathered.strata(self._blocks[newest])
+            if number > gathered.until:
+                gathered.add_block(number, self._blocks[number])
+        return gathered.strata(self._blocks[newest])
+
+    def _forget_gathered(self) -> None:
+        self._gathered = {timed: _Gathered(timed) for timed in self._gathered}
 
 
 def _merge(into: _Durations, durations: _Durations) -> None:
@@ -426,11 +435,27 @@ def _joined(strata: _Durations, timed: bool) -> list[_Stratum]:
     return [one for _, one in left]
 
 
-def _reach(strata: list[_Stratum], factors: tuple[float, float, float]) -> float:
-    """Returns half the width of the interval of a mean over all steps (ms), by Satterthwaite's degrees of freedom."""
-    variances = [(one.variance(*factors), one.full - (2 if one.slope() else 1)) for one in strata]
+_Variance = tuple[float, int]  # of a sum over all steps (ms²), and its degrees of freedom
+
+
+def _waits(strata: list[_Stratum]) -> list[_Variance]:
+    """Returns the variances of what ranks waited."""
+    return [
+        (one.steps * (one.steps / one.watched - 1) * _covariance(one.spread, "ww", one.watched), one.watched - 1)
+        for one in strata
+        if one.steps > one.watched >= ENOUGH_FULL
+    ]
+
+
+def _figures(strata: list[_Stratum], factors: tuple[float, float, float]) -> list[_Variance]:
+    """Returns the variances of so many times the figures of full steps (see `_Stratum.variance`)."""
+    return [(one.variance(*factors), one.full - (2 if one.slope() else 1)) for one in strata]
+
+
+def _reach(variances: list[_Variance], steps: int) -> float:
+    """Returns half the width of the interval of a mean over all steps (ns), by Satterthwaite's degrees of freedom."""
     variance = sum([each for each, _ in variances])
     if not variance:
         return 0.0
     freedom = variance**2 / sum([each**2 / free for each, free in variances if each])
-    return student(CONFIDENCE, freedom) * math.sqrt(variance) / sum([one.steps for one in strata])
+    return student(CONFIDENCE, freedom) * math.sqrt(variance) / steps * NS_PER_MS

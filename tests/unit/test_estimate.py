@@ -94,6 +94,17 @@ def test_each_length_counts_by_its_steps() -> None:
     assert found.exposed_reach_ns == 0
 
 
+@pytest.mark.parametrize("watched", [23, 2])
+def test_steps_that_become_long_at_last_have_no_negative_phases(watched: int) -> None:
+    """Of 48 long steps at the end, one is full, and half or two are watched, which is more than of the short ones."""
+    short = [share(12 + n, 20, *((8, 8, 4) if n % 32 == 0 else (8,) if n % 8 == 0 else ())) for n in range(500)]
+    long = [share(512 + n, 470, *((455, 455, 4) if not n else (455,) if n < watched else ())) for n in range(48)]
+    found = estimated(*short, *long)
+    assert found.step_ns == pytest.approx((20 * 500 + 470 * 48) / 548 * MS) == sum(found.phases_ns.values())
+    assert found.exposed_ns == pytest.approx((8 * 500 + 455 * 48) / 548 * MS, rel=0.02 if watched > 2 else 0.2)
+    assert min(found.phases_ns.values()) >= 0
+
+
 def test_whoever_asks_meanwhile_changes_nothing() -> None:
     """Some steps come late; after 2,048, a block has twice as many; the first ones are too rarely full to be timed."""
     dice, asked, shares = random.Random(5), Estimator(), list[StepShare]()
