@@ -13,7 +13,7 @@ from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
-from ddpwatch.analysis.diagnosis.words.wording import stack_lines
+from ddpwatch.analysis.diagnosis.words.wording import error_quoted, stack_lines
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import Stillness
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Group, Stack
@@ -434,6 +434,34 @@ def test_a_death_stays_one_when_somebody_then_stops_the_others(end: dict[str, An
     found = only(run.go(1.0))
     assert (found.kind, found.ranks) == ("death", (1,))
     assert found.message.startswith(f"rank 1 {how}")
+
+
+@pytest.mark.parametrize(
+    ("detail", "quoted"),
+    [
+        ("ValueError: bad batch", "ValueError: bad batch"),
+        (
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by "
+            "peer [127.0.0.1]:8619. This is typically caused by a remote worker crashing. Check the logs of the remote "
+            "worker before this one.",
+            "RuntimeError: Connection closed by peer [127.0.0.1]:8619",
+        ),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "79.10 GiB of which 1.16 GiB is free.",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: "
+            "../torch/csrc/distributed/c10d/NCCLUtils.cpp:317, remote process exited or there was a network error, "
+            "NCCL version 2.20.5",
+            "torch.distributed.DistBackendError: NCCL error in: remote process exited or there was a network err…",
+        ),
+    ],
+    ids=["short", "Gloo", "memory", "NCCL"],
+)
+def test_an_exception_is_quoted_in_short_sentences(detail: str, quoted: str) -> None:
+    assert error_quoted(detail) == quoted
 
 
 def test_a_hang_that_somebody_ends_by_ctrl_c_is_one() -> None:

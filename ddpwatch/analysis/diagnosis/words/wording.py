@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -12,6 +13,8 @@ from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, BusyProcess, Bye
 
 _MOST_NAMED = 6
+_MOST_OF_ERROR = 100  # characters of an exception that a sentence quotes
+_CPP_PLACE = re.compile(r"[\[(]?[\w./]*/[\w./-]+\.(?:cc|cpp|cu|hp?p?):\d+[\])]?[,:]? ?")  # where C++ raised it
 LIVE_PHASES = {  # where a heartbeat says that training is
     "input": "between steps", "between": "between phases", "sync": "waiting for buckets",
 }  # fmt: skip
@@ -101,7 +104,7 @@ def whose_time(kind: Kind, ranks: Collection[int]) -> str:
 
 def how_ended(end: End | Bye) -> str:
     """Returns the end of a rank or a run that did not finish, as a predicate."""
-    detail = end.detail
+    detail = error_quoted(end.detail)
     if is_by_ctrl_c(end):
         return f"was stopped by Ctrl-C ({detail or 'SIGINT'})"
     if end.reason == "killed":
@@ -110,6 +113,15 @@ def how_ended(end: End | Bye) -> str:
         return detail
     what = "died of an exception" if end.reason == "exception" else "is lost"
     return f"{what} ({detail})" if detail else what
+
+
+def error_quoted(detail: str) -> str:
+    """Returns as many sentences of an exception as are short, or the start of the first, without places in C++."""
+    text = _CPP_PLACE.sub("", detail)
+    if len(text) <= _MOST_OF_ERROR:
+        return text
+    sentences = text[:_MOST_OF_ERROR].rpartition(". ")[0]
+    return sentences or text[: _MOST_OF_ERROR - 1].rstrip() + "…"
 
 
 def where_ended(step: int | None, phase: str, in_flight: Sequence[int]) -> str:
