@@ -52,3 +52,14 @@ def test_a_cost_of_nothing_is_not_said() -> None:
     said = [IncidentNews().take_incidents([one], 0)[0].text("GPU-seconds") for one in over]
     costs = ["", "; cost 4.00 GPU-seconds, 2.0 % of all ranks' time", "; cost 0.00 GPU-seconds, – of all ranks' time"]
     assert said == [f"rank 1 was killed (SIGTERM){cost}" for cost in costs]
+
+
+def test_a_death_is_told_again_once_it_is_known_whose_it_is() -> None:
+    """Its witness comes first, and is not said to be over."""
+    seen = Incident(kind="death", severity="error", message="a collective of rank 0 failed", since_step=5, open=True)
+    death = replace(seen, message="rank 1 was killed (SIGKILL)", ranks=(1,), open=False)
+    news, at = IncidentNews(), 0
+    said = [news.take_incidents([one], at := at + ABSENT_NS) for one in (seen, seen, death, death)]
+    assert [[(one.what, one.incident.ranks) for one in found] for found in said] == [
+        [("started", ())], [], [("over", (1,))], [],
+    ]  # fmt: skip

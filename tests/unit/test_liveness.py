@@ -513,6 +513,36 @@ def test_who_was_killed_is_the_cause_though_the_others_exceptions_came_first() -
     assert only(run.found()).ranks == (1,)
 
 
+def test_a_rank_whose_connection_was_lost_is_a_witness_until_it_is_known_who_else_ended() -> None:
+    """The collector waits for the goodbye of a rank that was killed; what its peers say comes first."""
+    lost = {"reason": "exception", "detail": "RuntimeError: Connection reset by peer", "step": 40}
+    run = Run(3)
+    run.go(1.0)
+    leaves(run, 0, **lost)
+    seen = only(run.go(BEAT_S, silent=(1,)))
+    says = "failed (RuntimeError: Connection reset by peer) at step 40; no other rank's end is known yet"
+    assert (seen.kind, seen.ranks, seen.open) == ("death", (), True)
+    assert seen.message == f"a collective of rank 0 {says}"
+    assert next_step(seen, JobPlaces()).startswith("wait some seconds")
+    leaves(run, 2, **lost)
+    seen = only(run.go(9.0, silent=(1,)))
+    assert (seen.ranks, seen.message) == ((), f"collectives of ranks 0, 2 {says}")
+    leaves(run, 1, reason="killed", detail="SIGKILL", signal=9)
+    found = only(run.found())
+    assert (found.ranks, found.message) == ((1,), "rank 1 was killed (SIGKILL); then ranks 0, 2 ended too")
+
+
+def test_a_rank_whose_connection_was_lost_is_named_once_all_others_have_outlived_it() -> None:
+    """It lost one of its own, as that to a server of data."""
+    run = Run(3)
+    run.go(1.0)
+    leaves(run, 0, reason="exception", detail="ConnectionError: Connection reset by peer", step=40)
+    assert only(run.go(1.0)).ranks == ()
+    found = only(run.go(1.5))
+    assert (found.ranks, found.open) == ((0,), True)
+    assert found.message == "rank 0 died of an exception (ConnectionError: Connection reset by peer) at step 40"
+
+
 def test_a_rank_whose_collective_timed_out_is_not_to_blame_for_the_hang() -> None:
     run = Run()
     run.put(0, "sync", in_flight=[0])

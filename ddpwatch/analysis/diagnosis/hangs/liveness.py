@@ -19,6 +19,7 @@ from ddpwatch.analysis.diagnosis.hangs.sentences import (
     mismatch_message,
     past_hang_message,
     stopped_message,
+    witness_message,
 )
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup, end_of, is_by_ctrl_c
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
@@ -191,6 +192,8 @@ class RankLiveness:
         Whoever stops a job by Ctrl-C ends no rank that went on. It is a death if they put up with a hang until then,
         and if only one rank got the signal, and others wait for it.
 
+        A rank whose collective failed is a witness. It is named only where all others have ended, or go on.
+
         Args:
             now_ns: As for `hangs`.
         """
@@ -205,7 +208,6 @@ class RankLiveness:
         first = dead[0]
         assert first.bye is not None
         alive = [life for life in self._lives.values() if life.bye is None]
-        message = death_message(first.bye, [life.rank for life in dead[1:]], alive)
         hung = self._deadly.get(first.rank)
         if not_by_itself := _by_launcher(first.bye) or is_by_ctrl_c(first.bye):  # of them, any
             hung = next(iter(self._deadly.values()), None)
@@ -223,12 +225,16 @@ class RankLiveness:
                     in_steps=False,
                 )
             ]
+        others = [life.rank for life in dead[1:]]
+        is_seen = hung is None and _follows(first.bye) and not self._over  # by a witness
+        is_known = not is_seen or all(self._outlives(life, first) for life in alive)
+        message = death_message(first.bye, others, alive) if is_known else witness_message(first.bye, others)
         return [
             Incident(
                 kind="death",
                 severity="error",
                 message=message if hung is None else f"{self._past(hung).message}; then {message}",
-                ranks=held_up or (first.rank,),
+                ranks=held_up or ((first.rank,) if is_known else ()),
                 phase=PHASES.get(first.bye.phase, first.bye.phase),
                 bucket=min(first.bye.in_flight, default=None),
                 since_step=first.bye.step,
@@ -436,6 +442,10 @@ class RankLiveness:
         if any(_follows(life.bye) or (life.phase == "sync" and not life.activity) for life in late):
             return True
         return self._now_ns > until_ns and not self._over and any(life.bye is None for life in self._lives.values())
+
+    def _outlives(self, life: RankLife, dead: RankLife) -> bool:
+        """Returns whether a rank has sent heartbeats since that goodbye, which were not on their way before."""
+        return life.received_ns > dead.bye_ns + SILENT_NS
 
     def _waited_for(self, dead: RankLife) -> int:
         """Returns the rank-time of all others after a death, unless they train on."""

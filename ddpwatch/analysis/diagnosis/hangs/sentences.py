@@ -80,6 +80,14 @@ def death_message(bye: Bye, others: Sequence[int], alive: Iterable[RankLife]) ->
     return text + _who_waits(alive)
 
 
+def witness_message(bye: Bye, others: Sequence[int]) -> str:
+    """Returns which ranks' collectives failed, while it is not known which other rank has ended."""
+    ranks = sorted([bye.rank, *others] if bye.rank is not None else others)
+    what = "a collective" if len(ranks) == 1 else "collectives"
+    text = f"{what} of {ranks_named(ranks)} failed" + _in_parentheses(bye.detail)
+    return text + where_ended(bye.step, bye.phase, bye.in_flight) + "; no other rank's end is known yet"
+
+
 def stopped_message(bye: Bye) -> str:
     """Returns how a job was stopped, by the first rank that ended."""
     return f"{how_ended(bye).removeprefix('was ')}{where_ended(bye.step, '', ())}"

@@ -45,6 +45,8 @@ class IncidentNews:
         """Returns what is new. ``at_ns`` is the time of the look."""
         ongoing = {key_of(incident): incident for incident in reversed(incidents) if _goes_on(incident)}
         over = [incident for incident in incidents if not _goes_on(incident)]
+        if died := {key_of(incident) for incident in incidents if incident.kind == "death"}:  # it may become another's
+            self._ongoing = {key: one for key, one in self._ongoing.items() if one.kind != "death" or key in died}
         self._seen_ns |= dict.fromkeys(ongoing, at_ns)
         news = [item for incident in incidents for item in self._take_ongoing(incident, ongoing)]
         news += [item for key in [*self._ongoing] if key not in ongoing for item in self._take_gone(key, over, at_ns)]

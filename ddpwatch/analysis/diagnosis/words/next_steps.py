@@ -346,6 +346,8 @@ def _hang(incident: Incident, places: JobPlaces) -> str:
 def _death(incident: Incident, places: JobPlaces) -> str:
     all_ends = incident.evidence.ends or {}
     ends = all_ends.values()
+    if not incident.ranks:
+        return "wait some seconds: the rank that ended first says why; then read its output"
     if ends and not set(incident.ranks) & set(all_ends):  # others ended, as it did not come
         return places.stack_of(incident.ranks[0])
     at = f"on {host}, " if (host := places.host_of(incident)) else ""
