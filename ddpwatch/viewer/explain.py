@@ -170,7 +170,7 @@ def request_of(
     late = _late_ranks(state)
     if rank is None:
         if not late:
-            raise UsageError(NOBODY_LATE, "choose one: --rank 3, and --with 0 to compare it with")
+            raise UsageError(NOBODY_LATE, _choice(_watched(state)))
         rank = late[0]
     if peer is None:
         least_late = {other: at for at, other in enumerate(late)}
@@ -215,6 +215,14 @@ def _alike(state: RunState, rank: int) -> list[int]:
 def _host(state: RunState, rank: int) -> str:
     known = state.ranks.get(rank)
     return "" if known is None or known.hello is None else known.hello.host
+
+
+def _choice(ranks: Sequence[int]) -> str:
+    """Returns how to choose a rank, by one that there is."""
+    if not ranks:
+        return "no rank is watched"
+    first, last = min(ranks), max(ranks)
+    return f"choose one, e.g. --rank {last}" + (f", and --with {first} to compare it with" if first != last else "")
 
 
 def _named(ranks: Sequence[int]) -> str:

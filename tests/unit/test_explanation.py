@@ -307,8 +307,9 @@ def test_who_is_sampled_is_a_rank_that_is_named_late_or_given_and_one_that_is_no
     for message, received_ns in run_of(ranks=3, steps=12):
         if not isinstance(message, Bye):
             state.apply_message(message, received_ns)
-    with pytest.raises(UsageError, match="no rank is named late"):
+    with pytest.raises(UsageError, match="no rank is named late") as refused:
         request_of(state, None)
+    assert refused.value.hint == "choose one, e.g. --rank 2, and --with 0 to compare it with"
     with pytest.raises(UsageError, match="there is no rank 7 that is watched"):
         request_of(state, 7)
     order = request_of(state, 2, steps=40).order

@@ -367,11 +367,15 @@ def _death(incident: Incident, places: JobPlaces) -> str:
 
 
 def _memory_grows(incident: Incident, places: JobPlaces) -> str:
-    """Returns how to find what keeps memory: by torch's own record of a GPU's, by Python's of the host's."""
-    memory = incident.evidence.memory
+    """Returns how to find what keeps memory: by torch's own record of a GPU's, by what Python holds of the host's."""
+    memory, who = incident.evidence.memory, ranks_named(incident.ranks)
     if memory is not None and memory.of == "gpu":
-        return f"see what keeps tensors in {ranks_named(incident.ranks)}: torch.cuda.memory._record_memory_history()"
-    return f"find what {ranks_named(incident.ranks)} keeps, with tracemalloc: losses not detached, lists, caches"
+        record = "torch.cuda.memory._record_memory_history()"
+        return f"see what keeps tensors in {who}: {record}, some steps later _dump_snapshot('memory.pickle')"
+    return (
+        f"print Counter(map(type, gc.get_objects())).most_common(9) in {who} now and then: it shows whether tensors "
+        "(losses not detached), lists or caches grow; tracemalloc sees no tensors"
+    )
 
 
 NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
