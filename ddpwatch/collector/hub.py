@@ -15,6 +15,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import cast
 
+from msgspec.structs import replace
+
 from ddpwatch.analysis.device_samples import DeviceSamples
 from ddpwatch.analysis.retention import KEEP_MARKS, KEEP_SAMPLES, KEEP_STEPS
 from ddpwatch.collector.nodes import not_its_to_send
@@ -200,6 +202,12 @@ class Hub:
                 self._keep_rank(entry, message, envelope)
             self._make_room(entry)
         return envelope
+
+    def placed(self, sample: RankSample) -> RankSample:
+        """Returns a rank's sample with what its newest heartbeat says of that time."""
+        entry = self.ranks.get(sample.rank)
+        beat = None if entry is None else entry.last_beat
+        return sample if beat is None else replace(sample, step=beat.step, memory_reserved=beat.memory_reserved)
 
     def snapshot(self) -> Iterator[Envelope]:
         """Yields everything kept, oldest first."""

@@ -36,7 +36,18 @@ from ddpwatch.sampling.lease import detail_of_job
 from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Ready, take_rest
-from ddpwatch.wire.messages import Bye, Hello, Message, Status, decode, encode, run_before, sends_no_more, type_name
+from ddpwatch.wire.messages import (
+    Bye,
+    Hello,
+    Message,
+    RankSample,
+    Status,
+    decode,
+    encode,
+    run_before,
+    sends_no_more,
+    type_name,
+)
 from ddpwatch.wire.transport import Envelope, ReceiveClock
 
 TICK_S = 0.5
@@ -187,7 +198,8 @@ class Collector:
                 self._wake[0].recv(64)
         if self._devices.frames in ready:
             for frame in _received(self._devices.frames):
-                self._publish(decode(frame), frame)
+                sample = decode(frame)
+                self._publish(self._hub.placed(sample) if isinstance(sample, RankSample) else sample)
         is_due = time.monotonic() >= self._next_tick
         if is_due or ready & self._liveness.fds.keys():
             self._handle_departures(ready)

@@ -564,6 +564,9 @@ class Status(msgspec.Struct, tag="status", tag_field="type", kw_only=True, omit_
 class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=True, omit_defaults=True):
     """What the operating system denied a rank in the ``span_ns`` before ``at_ns``, on the collector's clock.
 
+    ``step`` is the one that the rank was in by its newest heartbeat, of which ``memory_reserved`` is, too: collectors
+    keep samples for late viewers, but no heartbeats.
+
     ``run_ns`` is how long a thread of the rank ran, ``wait_ns`` how long it was ready to run and waited for a core: of
     the thread that wanted to run longest. ``preempted`` counts how often the main thread had to give up its core,
     ``swapped_bytes`` is how much of the rank's memory is swapped out. Of ranks that the collector can see, on Linux.
@@ -588,6 +591,8 @@ class RankSample(msgspec.Struct, tag="rank_sample", tag_field="type", kw_only=Tr
     workers_run_ns: Count | None = None
     workers_wait_ns: Count | None = None
     workers_read_bytes: Count | None = None
+    step: Count | None = None
+    memory_reserved: Count | None = None
 
 
 class NodeStep(msgspec.Struct, tag="node_step", tag_field="type", kw_only=True, omit_defaults=True):

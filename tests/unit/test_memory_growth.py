@@ -15,9 +15,10 @@ from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.figures import RankMemory
 from ddpwatch.analysis.memory import NOT_MEASURED, Memory
 from ddpwatch.analysis.window import Summary
+from ddpwatch.collector.hub import Hub
 from ddpwatch.collector.memory_left import MemoryLeft
 from ddpwatch.collector.rank_samples import RankSampler
-from ddpwatch.wire.messages import Device, RankSample
+from ddpwatch.wire.messages import Beat, Device, Hello, Message, RankSample, decode, encode
 from tests.support.frames import beat, hello
 
 SECOND = 1_000_000_000
@@ -156,6 +157,37 @@ def test_memory_of_a_gpu() -> None:
     assert "its GPU is full" in found.message
     assert found.evidence.memory is not None
     assert found.evidence.memory.steps_left == pytest.approx(1000, rel=0.05)
+
+
+def test_who_looks_late_knows_of_growth_at_once() -> None:
+    """A collector keeps samples of ranks, but of heartbeats only the newest."""
+    hub, seen = Hub(), MemoryGrowth()
+
+    def sends(message: Message, at_ns: int) -> None:
+        hub.keep(message, encode(message), at_ns)
+        tell(seen, message)
+
+    sends(hello(0, device_uuid="GPU-1"), 0)
+    for second in range(100):
+        at_ns, used = second * SECOND, second * PER_S * MB
+        of_gpu = {"host": "node1", "boot_id": "boot", "kind": "cuda", "uuid": "GPU-1", "at_ns": at_ns}
+        sends(Device(**of_gpu, memory_used=used, memory_total=80 * 1000 * MB), at_ns)
+        sends(beat(0, second * PER_S, at_ns=at_ns, memory_reserved=used), at_ns)
+        of_rank = RankSample(rank=0, at_ns=at_ns, span_ns=SECOND, memory_bytes=2 * used, memory_left_bytes=GIB)
+        sends(hub.placed(of_rank), at_ns)
+    late = MemoryGrowth()
+    for envelope in hub.snapshot():
+        tell(late, decode(envelope.frame))
+    found = list(late.incidents())
+    assert [one.evidence.memory and one.evidence.memory.of for one in found] == ["gpu", "host"]
+    assert found == list(seen.incidents())
+
+
+def tell(rule: MemoryGrowth, message: Message) -> None:
+    if isinstance(message, Hello):
+        rule.add_hello(message)
+    elif isinstance(message, (Beat, RankSample, Device)):
+        rule.apply_message(message)
 
 
 def test_where_nobody_says_what_is_left_nothing_is_foretold() -> None:

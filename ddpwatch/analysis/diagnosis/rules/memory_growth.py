@@ -106,7 +106,7 @@ class MemoryGrowth:
         self._placement = Placement()
         self._memories: dict[tuple[int, _Of], _Memory] = {}
         self._gpu_left: dict[Gpu, int] = {}
-        self._steps: dict[int, int] = {}  # by rank, as its newest heartbeat says
+        self._steps: dict[int, int] = {}  # by rank, that of its newest heartbeat or sample
 
     def add_hello(self, hello: Hello) -> None:
         """Takes a rank's introduction."""
@@ -114,16 +114,17 @@ class MemoryGrowth:
 
     def apply_message(self, message: Beat | RankSample | Device) -> None:
         """Takes what says how much memory a rank uses, or how much is left."""
-        if isinstance(message, Beat):
+        if isinstance(message, Device):
+            if message.uuid and message.memory_used is not None and message.memory_total is not None:
+                left = max(0, message.memory_total - message.memory_used)
+                self._gpu_left[Gpu(Host(message.host, message.boot_id), message.uuid)] = left
+            return
+        if message.step is not None:
             self._steps[message.rank] = message.step
-            if message.memory_reserved is not None:
-                left = self._gpu_left.get(self._placement.gpus.get(message.rank, Gpu(Host(""), "")))
-                self._add_sample(message.rank, "gpu", message.at_ns, message.memory_reserved, left)
-        elif isinstance(message, RankSample):
+        gpu_left = self._gpu_left.get(self._placement.gpus.get(message.rank, Gpu(Host(""), "")))
+        self._add_sample(message.rank, "gpu", message.at_ns, message.memory_reserved, gpu_left)
+        if isinstance(message, RankSample):
             self._add_sample(message.rank, "host", message.at_ns, message.memory_bytes, message.memory_left_bytes)
-        elif message.uuid and message.memory_used is not None and message.memory_total is not None:
-            left = max(0, message.memory_total - message.memory_used)
-            self._gpu_left[Gpu(Host(message.host, message.boot_id), message.uuid)] = left
 
     def _add_sample(self, rank: int, of: _Of, at_ns: int, used: int | None, left: int | None) -> None:
         if used is None or rank not in self._steps:
