@@ -8,6 +8,7 @@ from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife
 from ddpwatch.analysis.diagnosis.words.wording import (
     ACTIVITIES,
     buckets_named,
+    error_quoted,
     how_ended,
     in_live_phase,
     place,
@@ -84,7 +85,7 @@ def witness_message(bye: Bye, others: Sequence[int]) -> str:
     """Returns which ranks' collectives failed, while it is not known which other rank has ended."""
     ranks = sorted([bye.rank, *others] if bye.rank is not None else others)
     what = "a collective" if len(ranks) == 1 else "collectives"
-    text = f"{what} of {ranks_named(ranks)} failed" + _in_parentheses(bye.detail)
+    text = f"{what} of {ranks_named(ranks)} failed" + _in_parentheses(error_quoted(bye.detail))
     return text + where_ended(bye.step, bye.phase, bye.in_flight) + "; no other rank's end is known yet"
 
 
