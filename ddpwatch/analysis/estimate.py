@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from ddpwatch.analysis.means import ENOUGH_FULL, STARTING_STEPS, Means
+from ddpwatch.analysis.means import ENOUGH_FULL, STARTING_STEPS, Means, with_exposed
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import student
 from ddpwatch.common.units import NS_PER_MS
@@ -370,15 +370,13 @@ class Estimator:
         hidden = sum([one.all_hidden() for one in timed]) / ranks
         waiting = self._waiting / ranks
         exposed = max(phases["exposed_comm"] + difference, waiting, 0.0)
-        phases["other"] += phases["exposed_comm"] - exposed
-        phases["exposed_comm"] = exposed
         comm = exposed + hidden
         overlap = hidden / comm if comm else None
         unsplit = self._unsplit / max(self._unsplit + self._transfer, 1) * (exposed - waiting)
         share = 1.0 if overlap is None else overlap
         of_overlap = (-share, -share, 1 - share)
         return found._replace(
-            phases_ns=phases,
+            phases_ns=with_exposed(phases, exposed),
             comm_ns=comm,
             exposed_ns=exposed,
             overlap=overlap,

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress
+from math import inf
 from typing import NamedTuple, TypeVar
 
 from ddpwatch.analysis.step import PHASES, StepFigures
@@ -189,15 +190,23 @@ class Known:
             return Means()
         phases = watched.known_phases_ns
         if full.exposed_ns is None or full.comm_ns is None:
-            return Means(watched.step_ns, _moved(phases, watched.waited_ns))
+            return Means(watched.step_ns, with_exposed(phases, watched.waited_ns))
         exposed = max(0.0, watched.waited_ns + full.exposed_ns - full.waited_ns)
-        return Means(watched.step_ns, _moved(phases, exposed), exposed + full.comm_ns - full.exposed_ns, exposed)
+        return Means(watched.step_ns, with_exposed(phases, exposed), exposed + full.comm_ns - full.exposed_ns, exposed)
 
 
-def _moved(phases: Mapping[str, float], exposed: float) -> dict[str, float]:
-    """Returns the phases with that much exposed communication; what it differs by is in "other"."""
+def with_exposed(phases: Mapping[str, float], exposed: float) -> dict[str, float]:
+    """Returns the phases with that much exposed communication: their sum stays.
+
+    What it differs by is in "other", as far as that has it, and else a part of each phase.
+    """
     other = phases["other"] + phases["exposed_comm"] - exposed
-    return {**phases, "exposed_comm": exposed, "other": other}
+    moved = {**phases, "other": max(other, 0.0)}
+    del moved["exposed_comm"]
+    if other < 0:
+        scale = 1 + other / (sum(moved.values()) or inf)
+        moved = {phase: ns * scale for phase, ns in moved.items()}
+    return moved | {"exposed_comm": exposed}
 
 
 def share_of_run(step: float, own: Means, every: Means, run: Means, alone: float = 0.0) -> Means:
@@ -223,6 +232,7 @@ def _in_step(step: float, own: Means, every: Means, run: Means) -> Means:
     if exposed is None or hidden is None:
         scale = _ratio(step, own.step_ns or 0.0)
         return Means(step, {phase: ns * scale for phase, ns in own.phases_ns.items()})
+    exposed = min(exposed, step)
     scale = _ratio(step - exposed, (own.step_ns or 0.0) - (own.exposed_ns or 0.0))
     phases = {phase: ns * scale for phase, ns in own.phases_ns.items()} | {"exposed_comm": exposed}
     return Means(step, phases, exposed + hidden, exposed)

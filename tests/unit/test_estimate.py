@@ -105,6 +105,22 @@ def test_steps_that_become_long_at_last_have_no_negative_phases(watched: int) ->
     assert min(found.phases_ns.values()) >= 0
 
 
+def test_what_full_steps_expose_beyond_waits_is_no_negative_rest() -> None:
+    """Full steps expose 20 ms more than their ranks waited, of which the rest has 2."""
+    phases = dict.fromkeys(PHASES, 0) | {
+        "backward": 30 * MS,
+        "optimizer": 8 * MS,
+        "exposed_comm": 60 * MS,
+        "other": 2 * MS,
+    }
+    shares = [StepShare(20 + n, 1, 100 * MS, phases=phases, waited=60 * MS) for n in range(4)]
+    found = estimated(*[one._replace(exposed=80 * MS, hidden=0) for one in shares])
+    assert found.phases_ns["exposed_comm"] == found.exposed_ns == 80 * MS
+    assert found.phases_ns["other"] == 0
+    assert found.phases_ns["backward"] == pytest.approx(30 / 38 * 20 * MS)
+    assert sum(found.phases_ns.values()) == pytest.approx(100 * MS)
+
+
 def test_whoever_asks_meanwhile_changes_nothing() -> None:
     """Some steps come late; after 2,048, a block has twice as many; the first ones are too rarely full to be timed."""
     dice, asked, shares = random.Random(5), Estimator(), list[StepShare]()
