@@ -29,8 +29,10 @@ class RunSpan:
         """Takes a message, and when it was received; 0 if that is not known."""
         if not received_ns:
             return
-        self._since_ns = min(self._since_ns or received_ns, received_ns)
-        self._until_ns = max(self._until_ns, received_ns)
+        if received_ns > self._until_ns:
+            self._until_ns = received_ns
+        if received_ns < self._since_ns or not self._since_ns:
+            self._since_ns = received_ns
         if not self._stepped_ns and isinstance(message, Step):
             self._stepped_ns = received_ns - message.duration_ns
             if message.step > 1:  # whoever records came later

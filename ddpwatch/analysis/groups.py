@@ -165,19 +165,22 @@ class OtherCollectives:
     """
 
     def __init__(self) -> None:
-        # Of each rank's newest step: its number, its first collective, and the groups of all
-        self._newest: dict[int, tuple[int, int | None, list[int]]] = {}
+        # Of each rank's newest step, if it counts and is known to have one: number, first collective, groups of all
+        self._newest: dict[int, tuple[int, int, list[int]]] = {}
         self._counts: dict[int, list[int]] = {}  # others and steps, by group
 
     def add_step(self, step: Step) -> None:
         """Takes one rank's next step. Pairs of successive steps count that have collectives in one group only."""
-        before = self._newest.get(step.rank)
-        groups, first = numbered_groups(step), step.comm_first_seq
-        self._newest[step.rank] = step.step, first if is_counted(step.status) else None, groups
-        if before is None or first is None:
+        before, first = self._newest.pop(step.rank, None), step.comm_first_seq
+        if first is None:
+            return
+        groups = numbered_groups(step)
+        if is_counted(step.status):
+            self._newest[step.rank] = step.step, first, groups
+        if before is None:
             return
         number, first_before, known = before
-        if step.step != number + 1 or first_before is None or len(every := {*known, *groups}) > 1:
+        if step.step != number + 1 or len(every := {*known, *groups}) > 1:
             return
         others = first - first_before - len(known)
         counts = self._counts.setdefault(next(iter(every), DEFAULT_GROUP), [0, 0])

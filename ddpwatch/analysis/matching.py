@@ -173,7 +173,7 @@ class StepMatcher:
         """Returns the group by which the step is matched; None if the rank has not named any."""
         if step.comm_first_seq is None:
             return self._groups.get(step.rank)
-        return next(iter(numbered_groups(step)), DEFAULT_GROUP)
+        return next(iter(numbered_groups(step)), DEFAULT_GROUP) if step.comm_group else DEFAULT_GROUP
 
     def _released(self, rank: int, at_least: int = 0) -> list[NumberedStep]:
         """Returns the rank's steps, oldest first, up to the first one that has to wait for the lead."""

@@ -128,7 +128,7 @@ class CostMeter:
 
     def _note_own(self, step: Step) -> None:
         """Notes what hooks measure of themselves in a bare step, of the first ranks that come."""
-        if step.status in LEVELS and not is_watched(step.status):
+        if step.status == BARE:
             if step.rank not in self._own and len(self._own) < OWN_RANKS:
                 self._own[step.rank] = deque(maxlen=SHARE_STEPS)
             if step.rank in self._own:

@@ -11,7 +11,7 @@ from typing import Final
 
 from ddpwatch.common.statistics import median_low
 from ddpwatch.common.units import FOREVER_NS
-from ddpwatch.sampling.levels import BARE, is_counted
+from ddpwatch.sampling.levels import ORDINARY
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Stack, Step
 
 STILL_NS: Final = 3_000_000_000
@@ -48,7 +48,7 @@ class Stillness:
 
     def add_step(self, step: Step) -> None:
         """Takes the rank's next step."""
-        if is_counted(step.status) or step.status == BARE:
+        if step.status in ORDINARY:
             self._steps.append(step.duration_ns)
 
     def add_beat(self, beat: Beat) -> None:
