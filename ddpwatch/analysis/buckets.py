@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -210,18 +210,21 @@ def busbw(nbytes: int, transfer_ns: float | None, ranks: int, op: CollectiveOp =
     return nbytes / transfer_ns * 1e9 * (2 if op == ALL_REDUCE else 1) * whole
 
 
-def bus_bandwidths(across: StepAcrossRanks) -> dict[BucketKey, float | None]:
-    """Returns the `busbw` of every compared bucket of a step."""
-    return {key: _busbw(across.skew.buckets[key], nbytes, key) for key, nbytes in _sizes(across).items()}
+def bus_bandwidths(
+    across: StepAcrossRanks, compared: Mapping[BucketKey, BucketSkew] | None = None
+) -> dict[BucketKey, float | None]:
+    """Returns the `busbw` of every compared bucket of a step, or of some of them."""
+    compared = across.skew.buckets if compared is None else compared
+    return {key: _busbw(compared[key], nbytes, key) for key, nbytes in _sizes(across, compared).items()}
 
 
 def _busbw(skew: BucketSkew | None, nbytes: int, key: BucketKey) -> float | None:
     return None if skew is None else busbw(nbytes, skew.transfer, skew.ranks, _op(key[4]))
 
 
-def _sizes(across: StepAcrossRanks) -> dict[BucketKey, int]:
-    """Returns the bytes of every compared bucket of a step: those on the lowest rank of its group."""
-    compared, found = across.skew.buckets, dict[BucketKey, int]()
+def _sizes(across: StepAcrossRanks, compared: Collection[BucketKey]) -> dict[BucketKey, int]:
+    """Returns the bytes of some of a step's buckets: those on the lowest rank of its group."""
+    found: dict[BucketKey, int] = {}
     for rank in sorted(across.members):
         if len(found) == len(compared):
             break
@@ -336,7 +339,7 @@ def _over_ranks(ranks: Sequence[_RankRow], skews: Sequence[_Sized], op: Collecti
 def _skews(across: StepAcrossRanks) -> dict[Bucket, list[_Sized]]:
     """Returns each bucket's compared collectives, with their bytes, in the group whose ranks waited longest."""
     found: dict[Bucket, dict[int, list[_Sized]]] = {}
-    sizes = _sizes(across)
+    sizes = _sizes(across, across.skew.buckets)
     for key, skew in across.skew.buckets.items():
         of_bucket = found.setdefault(_bucket(key, across.role_of), {})
         of_bucket.setdefault(key[3], []).append((skew, sizes[key]))

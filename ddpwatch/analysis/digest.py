@@ -16,7 +16,8 @@ def share_of(across: StepAcrossRanks, waiting: int = 0, transfer: int = 0, unspl
     taken, phases, comm, exposed, *_, waited = zip(
         *[facts.figures for facts in across.all_facts().values()], strict=True
     )
-    found = StepShare(
+    full = None not in comm and None not in exposed
+    return StepShare(
         across.step,
         len(across),
         sum(taken),
@@ -27,10 +28,9 @@ def share_of(across: StepAcrossRanks, waiting: int = 0, transfer: int = 0, unspl
         phases=summed(phases),
         data_unseen=False in ["data" in row for row in phases],
         waited=sum(waited),
+        exposed=sum(exposed) if full else None,
+        hidden=sum(comm) - sum(exposed) if full else None,
     )
-    if None in comm or None in exposed:
-        return found
-    return found._replace(exposed=sum(exposed), hidden=sum(comm) - sum(exposed))
 
 
 class StepDigest:

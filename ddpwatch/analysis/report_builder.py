@@ -12,6 +12,8 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from statistics import median
 from typing import cast
 
@@ -63,6 +65,7 @@ MOST_SAMPLED_OF_RANKS = 524_288  # steps times ranks
 LEAST_SAMPLED = 64
 _IN_STEP = ("ready", "launch", "done")  # when, of a bucket
 _FIGURES = ("per_step", *_IN_STEP, "transfer", "wait", "exposed", "busbw")  # of a bucket
+_figures_of = attrgetter(*_FIGURES)
 # A step counts as the first of these that any rank reports.
 _NOTABLE: tuple[StepStatus, ...] = ("warmup", "aborted", "profiled", "unresolved", "unwatched", "shadow")
 
@@ -202,7 +205,7 @@ class BucketsTogether:
         self.nbytes = found.nbytes
         self.steps += 1
         if (place := self.sample.place()) is not None:
-            values = [value for figure in _FIGURES for value in getattr(found, figure)]
+            values = list(chain.from_iterable(_figures_of(found)))
             if None in values:
                 self.unknown = True
                 values = [math.nan if value is None else value for value in values]

@@ -107,7 +107,7 @@ def _in_turn(step: Step, comm: Intervals | None) -> _Split | None:
         phase, start, end = span.phase, span.start, span.end
         if start < since or end < start:
             return None
-        if since < start and _ends_gap(before, phase):
+        if since < start and (before, phase) in _GAPS:
             gaps.append((since, start))
             gap_ns += start - since
         if phase != "sync":
@@ -200,7 +200,7 @@ def _spans_of(step: Step) -> _Spans:
     since, before = 0, ""
     for span in sorted(step.spans, key=_start):
         phase, start, end = span.phase, span.start, span.end
-        if since < start and _ends_gap(before, phase):
+        if since < start and (before, phase) in _GAPS:
             found["gap"].append((since, start))
         if phase != "sync":
             before = phase
@@ -210,14 +210,10 @@ def _spans_of(step: Step) -> _Spans:
     return _Spans(*(_within(union(several), step) for several in found.values()))
 
 
-def _ends_gap(before: str, phase: str) -> bool:
-    """Returns whether a span that starts ends a gap: a forward, or a wait for it, or an optimizer that calls it.
-
-    ``before`` is the span before; "" where the step starts, with the end of an optimizer.
-    """
-    return (
-        phase == "forward" or (phase == "sync" and before in ("", "optimizer")) or (phase, before) == ("optimizer", "")
-    )
+# The spans between which a gap lies: before a forward, or a wait for it, or an optimizer that calls it. A step starts
+# ("") with the end of an optimizer.
+_GAPS = {(before, "forward") for before in ("", "forward", "backward", "optimizer")}
+_GAPS |= {("", "sync"), ("optimizer", "sync"), ("", "optimizer")}
 
 
 class BucketKeys(tuple[BucketKey, ...]):
@@ -346,13 +342,15 @@ def backward_starts(step: Step) -> list[int]:
 
 def phase_starts(step: Step, phase: PhaseName) -> list[int]:
     """Returns when each forward, or backward, started. One goes on right after a wait within it."""
-    ends = {span.end for span in step.spans if span.phase == phase and span.end > span.start}
+    spans = [(span.start, span.end) for span in step.spans if span.phase == phase and span.end > span.start]
+    if len(spans) < 2:
+        return [start for start, _ in spans]
+    reached = {end for _, end in spans}
     waited: set[int] = set()
     for span in step.spans:
-        if span.phase == "sync" and (span.start in ends or span.start in waited):
+        if span.phase == "sync" and (span.start in reached or span.start in waited):
             waited.add(span.end)
-    spans = (span for span in step.spans if span.phase == phase and span.end > span.start)
-    return [span.start for span in spans if span.start not in waited]
+    return [start for start, _ in spans if start not in waited]
 
 
 def _exposed(step: Step, spans: _Spans, comm: Intervals | None) -> Intervals:

@@ -99,6 +99,10 @@ class RollingMedian:
         self._newest.clear()
         self._ordered.clear()
 
+    def smallest(self, count: int) -> list[float]:
+        """Returns so many of them, ascending."""
+        return self._ordered[:count]
+
     def largest(self, count: int) -> list[float]:
         """Returns so many of them, ascending."""
         return self._ordered[-count:]

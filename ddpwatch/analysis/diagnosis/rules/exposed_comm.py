@@ -66,8 +66,11 @@ class ExposedComm:
     def _note_rates(self, across: StepAcrossRanks) -> None:
         """Notes what the transfers of the bucket reach that is exposed most."""
         most = max(self._bucket_ns, key=self._bucket_ns.__getitem__, default=None)
-        for key, rate in bus_bandwidths(across).items():
-            if rate is not None and key[:2] == most:
+        if most is None:
+            return
+        compared = {key: skew for key, skew in across.skew.buckets.items() if key[:2] == most}
+        for rate in bus_bandwidths(across, compared).values():
+            if rate is not None:
                 self._rates.setdefault(most, RollingMedian(WINDOW)).add_value(rate / 1e9)
 
     def _is_slower_link(self, since: int, is_open: bool) -> bool:

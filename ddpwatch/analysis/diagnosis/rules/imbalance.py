@@ -14,6 +14,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.level_shift import KEEP_SPLITS, WINDOW, HighShare, Spell
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE
+from ddpwatch.common.statistics import RollingMedian
 
 NEWEST = 2 * WINDOW  # watched steps: whom the others waited for, and how long on average
 STALLS = NEWEST // 8  # of these, that may be single stalls: the longest waits
@@ -31,7 +32,7 @@ class Imbalance:
         self._devices = devices
         self._share = HighShare(COSTLY_SHARE, attrgetter("jitter_ns"))
         self._newest: deque[StepSplit] = deque(maxlen=NEWEST)
-        self._shares: deque[float] = deque(maxlen=NEWEST)  # of these steps, what ranks wait by turns
+        self._shares = RollingMedian(NEWEST)  # of these steps, what ranks wait by turns
         self._sums: Counter[int] = Counter()  # of their waits, by the rank that was waited for
         self._first: deque[tuple[StepSplit, bool]] = deque(maxlen=KEEP_SPLITS)  # before enough are known to judge them
 
@@ -43,7 +44,7 @@ class Imbalance:
                 for rank, ns in self._newest[0].waits.items():
                     self._sums[rank] -= ns
             self._newest.append(split)
-            self._shares.append(split.jitter_ns / split.total)
+            self._shares.add_value(split.jitter_ns / split.total)
             for rank, ns in split.waits.items():
                 self._sums[rank] += ns
         self._first.append((split, is_judged))
@@ -56,7 +57,7 @@ class Imbalance:
 
     def _usual_share(self) -> float:
         """Returns what ranks wait of a step, by turns."""
-        return fmean(sorted(self._shares)[:-STALLS])
+        return fmean(self._shares.smallest(NEWEST - STALLS))
 
     def _is_by_turns(self) -> bool:
         """Returns whether it is not mostly the same rank that the others wait for."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause
@@ -23,10 +22,7 @@ KEEP_STEPS = 64  # watched, that show a level, or what is usual
 KEEP_SPLITS = 256  # steps that a spell may have begun before
 
 
-class _Value(NamedTuple):
-    step: int
-    value: float
-    usual: float
+_Value = tuple[int, float, float]  # step, value at least, at most
 
 
 class LevelShift:
@@ -64,8 +60,8 @@ class LevelShift:
             usual: The value at most, where it is not known exactly.
         """
         if self._factor and len(self._values) >= self._count:
-            self._before.add_value(self._values[-self._count].usual)
-        self._values.append(_Value(step, value, value if usual is None else usual))
+            self._before.add_value(self._values[-self._count][2])
+        self._values.append((step, value, value if usual is None else usual))
         newest = self._newest
         newest.add_value(value)
         if self.since is not None:
@@ -83,13 +79,13 @@ class LevelShift:
         if level < limit or (self._factor and (not self.usual or self._before.share_from(level) > RARELY)):
             return False
         self._over = self.usual + OVER_SHARE * (limit - self.usual)
-        self.since = min(one.step for one in islice(reversed(self._values), self._count) if one.value >= limit)
+        self.since = min(at for at, known, _ in islice(reversed(self._values), self._count) if known >= limit)
         return True
 
     @property
     def level(self) -> float:
         """The median since it is high."""
-        return median(one.value for one in self._values if one.step >= (self.since or 0))
+        return median(value for step, value, _ in self._values if step >= (self.since or 0))
 
 
 @dataclass(slots=True)

@@ -93,8 +93,7 @@ class Pauses:
         if len(self._durations) >= FEWEST:
             usual = self._durations.median
             excess = int(longest - usual)
-            is_profiled = any(step.status == PROFILED for step in facts.across.ranks.values())
-            if excess >= max(PAUSE_NS, PAUSE_STEPS * usual) and not is_profiled:
+            if excess >= max(PAUSE_NS, PAUSE_STEPS * usual) and not _is_profiled(facts.across):
                 self._add_stall(facts, excess, late, unusual=excess > self._tail.end(usual))
             if not facts.split.marked_ns:  # these have a known reason
                 self._tail.add_excess(excess, usual)
@@ -315,6 +314,10 @@ class Pauses:
         """Keeps the costliest, and the newest."""
         if len(self._found) > KEEP_PAUSES:
             del self._found[min(range(KEEP_PAUSES), key=lambda at: self._found[at].whole_cost_ns)]
+
+
+def _is_profiled(across: StepAcrossRanks) -> bool:
+    return any(step.status == PROFILED for step in across.ranks.values())
 
 
 def _is_trifle(pause: Pause) -> bool:

@@ -86,9 +86,9 @@ def _sentence(longer: float, phase: str, is_open: bool) -> str:
 
 def common_work(across: StepAcrossRanks) -> Phases:
     """Returns how long three quarters of the ranks take at least, by phase."""
-    figures, found = across.figures.values(), dict[str, int]()
+    spent, found = [one.phases_ns for one in across.figures.values()], dict[str, int]()
     for phase in _PHASES:
-        took = sorted(one.phases_ns.get(phase, 0) for one in figures)
+        took = sorted([phases.get(phase, 0) for phases in spent])
         found[phase] = took[len(took) // 4] if took else 0
     return found
 

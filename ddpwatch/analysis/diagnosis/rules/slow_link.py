@@ -126,8 +126,8 @@ def _transfers(across: StepAcrossRanks) -> dict[int, tuple[int, int]]:
 
 def _moved(across: StepAcrossRanks, group: int) -> float:
     """Returns what crosses each rank's link in a step, as busbw counts it (bytes); of transfers that are known."""
-    buckets = across.skew.buckets
-    rates = ((buckets[key].transfer, rate) for key, rate in bus_bandwidths(across).items() if key[3] == group)
+    compared = {key: bucket for key, bucket in across.skew.buckets.items() if key[3] == group}
+    rates = ((compared[key].transfer, rate) for key, rate in bus_bandwidths(across, compared).items())
     return sum(ns * rate / 1e9 for ns, rate in rates if ns is not None and rate is not None)
 
 
