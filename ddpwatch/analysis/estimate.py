@@ -35,6 +35,7 @@ SMALL = 0.02  # of a block's steps: so few of a duration leave a gap
 PER_DOUBLE = 4  # durations from one to its double: a gap is as wide as one of them
 _STARTING = -1000  # the duration of starting steps, far from any other
 _PAIRS = ("xx", "xy", "xh", "yy", "yh", "hh", "xd", "yd", "hd", "dd")
+_PRODUCTS = [(pair, *pair) for pair in _PAIRS]
 _SUMS = ("w", "ww", "x", "y", "h", "d", "all", *_PAIRS)
 _COUNTS = (
     "steps", "ranks", "total", "watched", "watched_total", "waited", "full", "full_ranks", "difference", "hidden",
@@ -185,10 +186,10 @@ class _Stratum:
         self.difference += share.exposed - share.waited
         self.hidden += share.hidden
         values = {"x": waited, "y": (share.exposed - share.waited) / unit, "h": share.hidden / unit, "d": duration}
-        for pair in _PAIRS:
-            spread[pair] += values[pair[0]] * values[pair[1]]
         for name, value in values.items():
             spread[name] += value
+        for pair, one, other in _PRODUCTS:
+            spread[pair] += values[one] * values[other]
 
     def merge(self, other: _Stratum) -> None:
         """Adds another's steps."""
@@ -324,8 +325,8 @@ class Estimator:
             for number, durations in blocks.items():
                 _merge(self._blocks.setdefault(number // 2, {}), durations)
 
-    def estimate(self) -> Estimate:
-        """Returns what is known so far."""
+    def estimate(self, reach: bool = True) -> Estimate:
+        """Returns what is known so far; without ``reach``, not how sure that is, which takes longest."""
         every = [stratum for block in self._blocks.values() for stratum in block.values()]
         steps, ranks = sum([one.steps for one in every]), sum([one.ranks for one in every])
         watched, full = sum([one.watched for one in every]), sum([one.full for one in every])
@@ -342,7 +343,9 @@ class Estimator:
             if not phases["exposed_comm"]:  # where nobody was seen to wait, perhaps no wait was looked for
                 del phases["exposed_comm"]
             return found._replace(phases_ns=phases)
-        return self._with_exposed(found, strata, phases, ranks)
+        timed = [one for one in self._strata(timed=True) if one.full]
+        found = self._with_exposed(found, timed, phases)
+        return _with_reach(found, strata, timed) if reach else found
 
     def _phases(self, strata: list[_Stratum], ranks: int) -> dict[str, float]:
         """Returns the mean phases; "exposed_comm" is what ranks waited."""
@@ -364,27 +367,22 @@ class Estimator:
             sums["between"] += sums.pop("data")
         return {phase: ns / ranks for phase, ns in sums.items()}
 
-    def _with_exposed(self, found: Estimate, strata: list[_Stratum], phases: dict[str, float], ranks: int) -> Estimate:
-        timed = [one for one in self._strata(timed=True) if one.full]
+    def _with_exposed(self, found: Estimate, timed: list[_Stratum], phases: dict[str, float]) -> Estimate:
+        ranks = found.rank_steps
         difference = sum([one.ranks / one.full_ranks * one.difference for one in timed]) / ranks
         hidden = sum([one.all_hidden() for one in timed]) / ranks
         waiting = self._waiting / ranks
         exposed = max(phases["exposed_comm"] + difference, waiting, 0.0)
         comm = exposed + hidden
-        overlap = hidden / comm if comm else None
         unsplit = self._unsplit / max(self._unsplit + self._transfer, 1) * (exposed - waiting)
-        share = 1.0 if overlap is None else overlap
-        of_overlap = (-share, -share, 1 - share)
         return found._replace(
             phases_ns=with_exposed(phases, exposed),
             comm_ns=comm,
             exposed_ns=exposed,
-            overlap=overlap,
+            overlap=hidden / comm if comm else None,
             waiting_ns=waiting,
             transfer_ns=exposed - waiting - unsplit,
             unsplit_ns=unsplit,
-            exposed_reach_ns=_reach([*_waits(strata), *_figures(timed, (0.0, 1.0, 0.0))], found.steps),
-            overlap_reach=_reach(_figures(timed, of_overlap), found.steps) / comm if comm else None,
         )
 
     def _strata(self, timed: bool) -> list[_Stratum]:
@@ -431,6 +429,15 @@ def _joined(strata: _Durations, timed: bool) -> list[_Stratum]:
         left[near][1].merge(one)
         left[near][1].mixed = True
     return [one for _, one in left]
+
+
+def _with_reach(found: Estimate, strata: list[_Stratum], timed: list[_Stratum]) -> Estimate:
+    share, comm = 1.0 if found.overlap is None else found.overlap, found.comm_ns
+    of_overlap = (-share, -share, 1 - share)
+    return found._replace(
+        exposed_reach_ns=_reach([*_waits(strata), *_figures(timed, (0.0, 1.0, 0.0))], found.steps),
+        overlap_reach=_reach(_figures(timed, of_overlap), found.steps) / comm if comm else None,
+    )
 
 
 _Variance = tuple[float, int]  # of a sum over all steps (ms²), and its degrees of freedom

@@ -183,7 +183,6 @@ class Diagnosis:
         split.blamed = {late.streak.rank for late in self._late.values()}.union(split.delays)
         self._pauses.add_step(facts, self._late.values())
         self._rules.add_step(facts)
-        self.places.reduces_again = self._rules.reduces_again
         if self._standing.is_due(self._now_ns):
             self._standing.look(self._rejoined(), self._judged, self.lost().share, self._now_ns)
 
@@ -380,6 +379,7 @@ class Diagnosis:
     def _look(self) -> _Look:
         """Returns what went wrong so far, rank by rank; put together once, until something new comes."""
         if self._looked is None:
+            self.places.reduces_again = self._rules.reduces_again
             late = [self._incident(late) for late in self._late.values()]
             found = [
                 *late,

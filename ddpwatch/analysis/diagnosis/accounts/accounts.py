@@ -315,7 +315,7 @@ class Ledger:
 
     def as_estimated(self) -> Counter[AccountKey]:
         """Returns all but the waits, so that they add up to what is estimated of all steps; "other" is the rest."""
-        accounts, found = Counter(self.accounts), self.estimator.estimate()
+        accounts, found = Counter(self.accounts), self.estimator.estimate(reach=False)
         total = accounts.total()
         wanted = {_KEYS[phase]: ns for phase, ns in found.phases_ns.items() if phase not in ("exposed_comm", "other")}
         if _KEYS["between"] in wanted:
