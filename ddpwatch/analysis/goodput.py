@@ -1,22 +1,23 @@
 """Goodput: the share of a job's rank-time that steps took, over all its runs. Pauses, hangs and restarts are the rest.
 
-A step counts unless it is a warm-up, profiled or aborted one, without what ranks pause in it, or hang. While one does,
-all that depend on it wait: of a pause that a mark explains, accounts say for how long, and of all others incidents.
+A step counts unless it is a warm-up, profiled or aborted one, without what ranks pause in it, or hang, and what others
+wait for that meanwhile: as the accounts say.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from ddpwatch.analysis.diagnosis.incident import LOST, Account, Incident, LostTime
+from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSED, STUCK_IN
+from ddpwatch.analysis.diagnosis.incident import LOST, Account, LostTime
 from ddpwatch.analysis.figures import GoodputFigures, RunTime
 from ddpwatch.common.units import NS_PER_S, S_PER_HOUR
 from ddpwatch.wire.messages import PAUSE_PHASES, Message, Step
 
 PARTS = ("steps", "pauses", "hangs", "startup", "between_runs", "other")
-_PAUSES = frozenset(PAUSE_PHASES.values())
+_PAUSES = frozenset((*PAUSE_PHASES.values(), PAUSED[1]))
 
 
 class RunSpan:
@@ -38,7 +39,7 @@ class RunSpan:
             if message.step > 1:  # whoever records came later
                 self._since_ns = self._stepped_ns
 
-    def time(self, lost: LostTime, incidents: Iterable[Incident], ranks: int) -> RunTime | None:
+    def time(self, lost: LostTime, ranks: int) -> RunTime | None:
         """Returns where the rank-time went; None before the first step."""
         if not self._stepped_ns:
             return None
@@ -46,15 +47,6 @@ class RunSpan:
         for account in lost.accounts:
             parts[_part(account)] += account.ns
         parts["steps"] -= lost.between_steps_ns
-        for one in incidents:
-            if not one.in_steps:  # what ranks waited in it is an account, in which part depends on the phase
-                parts["hangs"] += one.cost_ns
-                parts[_part(Account("waiting", None, one.phase, 0)) if len(one.ranks) == 1 else "steps"] -= one.cost_ns
-            elif one.kind == "hang" or (one.kind == "pause" and one.phase not in _PAUSES):
-                waiting = ranks - len(one.ranks)  # who is waited for trains no more than they do
-                everyone = one.cost_ns * ranks // waiting if waiting > 0 else one.cost_ns
-                parts["hangs" if one.kind == "hang" else "pauses"] += everyone
-                parts["steps"] -= everyone
         parts["startup"] += ranks * max(0, self._stepped_ns - self._since_ns)
         parts["other"] += max(0, ranks * (self._until_ns - self._since_ns) - parts.total())
         return RunTime(
@@ -67,10 +59,10 @@ class RunSpan:
 
 
 def _part(account: Account) -> str:
-    if account.name == "pause" and account.phase == "hang":
-        return "hangs"
-    if account.name == "pause" or (account.name == "waiting" and account.phase in _PAUSES):
+    if account.phase in _PAUSES:
         return "pauses"
+    if account.phase in STUCK_IN:
+        return "hangs"
     if account.name == "other" and account.phase in ("unseen", "aborted", "profiled"):
         return "other"
     return "startup" if account.name == "startup" else "steps"

@@ -146,7 +146,7 @@ class Run:
     def time(self) -> RunTime | None:
         """Returns where the rank-time went so far, with what lies before and after the steps; None before the first."""
         found = self.diagnosis
-        return self._span.time(found.lost(), found.incidents(), max(self.groups.world_size, 1))
+        return self._span.time(found.lost(), max(self.groups.world_size, 1))
 
     def incidents(self) -> list[IncidentFigures]:
         """Returns what went wrong so far, worst first."""

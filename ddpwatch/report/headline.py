@@ -12,7 +12,8 @@ from ddpwatch.common.text import UNKNOWN, adding_up, number, percent, plus_minus
 from ddpwatch.common.units import S_PER_HOUR
 
 PART_NAMES = {  # of a job's time, besides steps
-    "pauses": "pauses", "hangs": "hangs", "startup": "start-up", "between_runs": "between runs", "other": "other",
+    "pauses": "pauses with waits for them", "hangs": "hangs and deaths with waits for them", "startup": "start-up",
+    "between_runs": "between runs", "other": "other",
 }  # fmt: skip
 
 
@@ -74,13 +75,13 @@ def goodput_sentence(report: Report) -> str:
     unit, per_unit = rank_seconds(report.run.timing_source), 1
     if found.rank_seconds >= S_PER_HOUR:
         unit, per_unit = unit.replace("seconds", "hours"), S_PER_HOUR
-    shares = {part: seconds / found.rank_seconds for part, seconds in found.seconds.items() if part != "steps"}
-    rest = [f"{percent(share, 1)} {PART_NAMES[part]}" for part, share in shares.items() if share >= LEAST_SHARE]
+    left = {PART_NAMES[part]: seconds for part, seconds in found.seconds.items() if part != "steps"}
+    rest = [f"{three_digits(s / per_unit)} {name}" for name, s in left.items() if s >= LEAST_SHARE * found.rank_seconds]
     runs = f" in {len(found.runs)} runs" if len(found.runs) > 1 else ""
     whole = f"{three_digits(found.rank_seconds / per_unit)} {unit}{runs}"
     parts = [
         f"goodput: {percent(found.ratio, 1)} of {whole} are steps, with what is lost in them",
-        f"the rest: {', '.join(rest)}" if rest else "",
+        f"the rest ({unit}): {', '.join(rest)}" if rest else "",
         f"lost in all: {three_digits(found.lost_hours * S_PER_HOUR / per_unit)} {unit}",
         f"cost: {three_digits(found.cost)}, {three_digits(found.lost_cost)} of it lost" if found.cost else "",
         f"the run before, {found.missing}, is not here" if found.missing else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSED, STUCK
 from ddpwatch.analysis.diagnosis.incident import Account, LostTime
 from ddpwatch.analysis.diagnosis.incident_json import LostFigures
 from ddpwatch.analysis.diagnosis.words.account_names import rank_seconds
@@ -13,11 +14,11 @@ from ddpwatch.report.tables import Table
 
 MOST_NAMED = 5  # accounts in the sentence
 MOST_ROWS = 16
-PARTS = {  # of the bar, by account
-    "compute": "compute", "waiting": "waiting", "jitter": "waiting", "transfer": "transfer",
-    "exposed": "transfer", "input": "input", "pause": "pauses", "startup": "other", "other": "other",
+PARTS: dict[tuple[str, str], str] = {  # of the bar, by account, and its phase where that matters
+    ("compute", ""): "compute", ("waiting", ""): "waiting", ("jitter", ""): "waiting", ("transfer", ""): "transfer",
+    ("exposed", ""): "transfer", ("input", ""): "input", ("pause", ""): "pauses", PAUSED: "pauses", STUCK: "hangs",
 }  # fmt: skip
-CELLS = {"compute": "█", "waiting": "▓", "transfer": "▒", "input": "░", "pauses": "▚", "other": "·"}
+CELLS = {"compute": "█", "waiting": "▓", "transfer": "▒", "input": "░", "pauses": "▚", "hangs": "▞", "other": "·"}
 
 
 def lost_time(lost: LostFigures) -> LostTime:
@@ -69,7 +70,8 @@ def bar_parts(lost: LostFigures) -> dict[str, float]:
     """Returns the shares of the bar, in its order, without those that are too small to show."""
     shares = dict.fromkeys(CELLS, 0.0)
     for account, share in shown_accounts(lost_time(lost)):
-        shares[PARTS.get(account.name, "other")] += share
+        part = PARTS.get((account.name, account.phase)) or PARTS.get((account.name, ""), "other")
+        shares[part] += share
     return {part: share for part, share in shares.items() if share}
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,9 +34,11 @@ from ddpwatch.tui.app import DashboardApp
 from ddpwatch.tui.feed import AttachSpec, ReplaySpec
 from ddpwatch.viewer.plain import line
 from ddpwatch.viewer.state import RunState
-from ddpwatch.wire.messages import Bye
+from ddpwatch.wire.messages import Bye, Mark, Message
 from tests.support.dashboards import Clock, ended_recording, screen_text, until
+from tests.support.frames import EPOCH_NS, MS, START_NS, STEP_MS, bare, beat, hello, step
 from tests.support.jobs import ROOT, Job
+from tests.support.runs import record
 from tests.tui.test_same_figures import NUMBER, below, uneven_run
 
 pytestmark = pytest.mark.same_everywhere
@@ -113,6 +116,63 @@ def check(said: dict[str, Said]) -> None:
         if {"exposed", "waiting", "transfer"} <= {*row}:
             parts = round(float(row["waiting"]) + float(row["transfer"]), 3)
             assert parts == pytest.approx(float(row["exposed"]), abs=0.0011 if "." in row["exposed"][:-2] else 1e-9)
+
+
+# -- what is no step -----------------------------------------------------------------------------------------
+
+
+def stopping_run() -> Iterator[tuple[Message, int]]:
+    """All stop for 3 s while nothing is timed, rank 1 collects garbage for 300 ms, and at last it hangs for 20 s."""
+    now = 0
+
+    def at(message: Message, ms: int) -> tuple[Message, int]:
+        return message, EPOCH_NS + ms * MS
+
+    yield from (at(hello(rank), 0) for rank in range(2))
+    for number in range(60):
+        ranks, collected = [step(rank, number) for rank in range(2)], 300 * (number == 50)
+        if collected:
+            since = START_NS + (now + 40) * MS
+            yield at(Mark(rank=1, kind="gc", name="gc", start_ns=since, end_ns=since + collected * MS), now + 400)
+            ranks = [step(0, number, wait_ms=collected), step(1, number, late_ms=collected)]
+        stopped = 3000 if number == 40 else 0
+        for rank, moment in product(range(2), range(500, stopped, 500)):
+            since = START_NS + now * MS
+            beaten = beat(rank, number, "input", at_ns=since + moment * MS, since_ns=since)
+            yield at(beaten, now + moment)
+        if stopped:
+            ranks = [bare(rank, number) for rank in range(2)]
+        took = STEP_MS + collected + stopped
+        for one in ranks:
+            one.start_ns, one.duration_ns = START_NS + now * MS, took * MS
+            yield at(one, now + took)
+        now += took
+    for moment, rank in product(range(0, 20_000, 500), range(2)):
+        about = {"at_ns": START_NS + (now + moment) * MS, "since_ns": START_NS + now * MS, "issued": 120 - rank}
+        yield at(beat(rank, 60, "backward" if rank else "sync", **about), now + moment)
+
+
+def test_what_is_no_step_has_one_word_and_adds_up(tmp_path: Path) -> None:
+    """A hang was 95 % hangs, 47 % pauses and 47 % waiting for rank 1 (backward); a stall of all a gap, and a pause."""
+    text = render_report(report := report_of(record(tmp_path / "run.mcap", stopping_run())))
+    goodput = next(line for line in text.splitlines() if line.startswith("goodput"))
+    whole = searched(
+        goodput, pauses=r"\(process-seconds\): N pauses with waits for them", hangs="N hangs and deaths with waits for"
+    )
+    rows = re.findall(rf"^ *(\S.*?) +{NUMBER} +{NUMBER} %$", text.partition("Where the time went")[2], re.MULTILINE)
+    spent = {name: (float(seconds), float(share)) for name, seconds, share in rows}
+    pauses = ("garbage collection", "waiting for rank 1 (gc)", "pauses")
+    hangs = ("hangs", "waiting for rank 1 (hang)")
+    for part, names in (("pauses", pauses), ("hangs", hangs)):
+        assert float(whole[part]) == pytest.approx(sum(spent[name][0] for name in names), abs=0.12), (part, text)
+        own = sum(share for name, (_, share) in spent.items() if name in names and not name.startswith("waiting"))
+        assert f" {part} {own:.1f} %" in text  # in the bar
+    hang = next(row for row in report.incidents if row.kind == "hang")
+    assert spent["waiting for rank 1 (hang)"] == (
+        pytest.approx(hang.seconds, abs=0.06),
+        pytest.approx(100 * hang.share, abs=0.06),
+    )
+    assert spent["pauses"][0] == pytest.approx(2 * 3, rel=0.02)
 
 
 # -- what outputs say ----------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Lost time: accounts that add up. Goodput: what steps took of all time."""
 
-import dataclasses
 from collections import Counter
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddpwatch.analysis.diagnosis.incident import Account, Incident, LostTime
+from ddpwatch.analysis.diagnosis.incident import Account, LostTime
 from ddpwatch.analysis.goodput import RunSpan
 from ddpwatch.analysis.window import summarise
 from ddpwatch.wire.messages import Mark, Step
@@ -99,7 +98,7 @@ def test_light_steps_say_the_same():
 PARTS = ("steps", "pauses", "hangs", "startup", "other")
 
 
-def time_of(*accounts, ranks=2, between_s=0, first=0, hangs=()):
+def time_of(*accounts, ranks=2, between_s=0, first=0):
     """The parts of a run of 100 s whose first step ends after 11 s and took 1 s."""
     span = RunSpan()
     for at_s, message in ((0, hello()), (11, step(0, first)), (100, bye())):
@@ -107,7 +106,7 @@ def time_of(*accounts, ranks=2, between_s=0, first=0, hangs=()):
             replace(message, duration_ns=S) if isinstance(message, Step) else message, EPOCH_NS + at_s * S
         )
     own = tuple(Account(name, None, phase, seconds * S) for name, phase, seconds in accounts)
-    found = span.time(LostTime(accounts=own, between_steps_ns=between_s * S), hangs, ranks)
+    found = span.time(LostTime(accounts=own, between_steps_ns=between_s * S), ranks)
     assert sum(found.seconds.values()) == pytest.approx(ranks * (found.until - found.since))
     return [found.seconds[part] for part in PARTS], found.lost_seconds
 
@@ -119,21 +118,10 @@ def test_steps_are_what_neither_starts_pauses_nor_ends():
     assert time_of(*accounts, between_s=8) == ([120, 11, 0, 22, 47], 47)
 
 
-def test_a_hang_takes_the_time_of_all_ranks():
-    hang = Incident("hang", "error", "", ranks=(1,), cost_ns=30 * S)
-    assert time_of(("compute", "", 100), ("waiting", "", 30), hangs=[hang])[0] == [70, 0, 60, 20, 50]
-    never_ended = dataclasses.replace(hang, in_steps=False)
-    saving = dataclasses.replace(never_ended, phase="checkpoint")
-    for one in (never_ended, dataclasses.replace(never_ended, open=True), saving):
-        accounts = [("compute", "", 100), ("waiting", one.phase, 30), ("pause", "hang", 30)]
-        assert time_of(*accounts, hangs=[one])[0] == [100, 0, 60, 20, 20]
-
-
-def test_a_stall_takes_it_too_unless_accounts_have_it():
-    stalls = [Incident("pause", "warning", "", ranks=ranks, cost_ns=10 * S) for ranks in ((1,), ())]
-    known = Incident("pause", "info", "", phase="validation", cost_ns=7 * S)
-    accounts = [("compute", "", 100), ("waiting", "", 10), ("pause", "validation", 7)]
-    assert time_of(*accounts, hangs=[*stalls, known])[0] == [80, 37, 0, 20, 63]
+def test_a_hang_and_a_stall_take_the_time_of_all_ranks():
+    accounts = [("compute", "", 100), ("waiting", "hang", 30), ("pause", "hang", 30)]
+    accounts += [("waiting", "pause", 3), ("other", "pause", 7)]
+    assert time_of(*accounts)[0] == [100, 10, 60, 20, 10]
 
 
 def test_whoever_comes_later_judges_from_there_on():
@@ -141,7 +129,7 @@ def test_whoever_comes_later_judges_from_there_on():
 
 
 def test_before_the_first_step_there_is_none():
-    assert RunSpan().time(LostTime(), [], 2) is None
+    assert RunSpan().time(LostTime(), 2) is None
 
 
 @pytest.mark.parametrize("watched", [True, False])

@@ -64,6 +64,8 @@ class TestPauses:
         assert (stall.kind, stall.ranks, stall.phase, stall.since_step) == ("pause", (1,), "backward", 30)
         assert stall.cost_ns == 11_990 * MS
         assert not stall.open
+        own = [account.ns for account in diagnosis.lost().accounts if account.phase == "pause" and account.rank is None]
+        assert own == [12_000 * MS]  # it was the backward's in the accounts, and a pause in the goodput
 
     def test_a_stall_amid_far_shorter_delays_stays_a_pause(self):
         """It was taken for one of the late steps, and gone."""

@@ -9,7 +9,9 @@ from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.exposed_comm import exposed_sentence
 from ddpwatch.analysis.diagnosis.rules.slow_input import input_sentence
 from ddpwatch.analysis.diagnosis.rules.slow_link import link_sentence
+from ddpwatch.analysis.diagnosis.words.evidence_sentences import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.sentences import late_rank_sentence
+from ddpwatch.analysis.diagnosis.words.wording import longer_than
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.analysis.placement import Host
@@ -71,12 +73,23 @@ def test_a_slow_host(is_open: bool, text: str) -> None:
     assert (joined.message, joined.open) == (text, is_open)
 
 
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [(1.045, "4.5 % longer than before"), (1.27, "27 % longer than before"), (15.71, "15.7 times as long as before")],
+)
+def test_what_takes_longer_is_said_in_times_where_percent_mislead(times: float, text: str) -> None:
+    """All ranks were slower by 1471 %."""
+    assert longer_than(times, "before") == text
+    assert evidence_sentences(Evidence(longer=times - 1), 9, 1)[1:] == [f"a step takes {text}"]
+
+
 def test_what_slows_all_ranks() -> None:
     assert exposed_sentence(0.12, None, "", None, True, True).endswith("that no compute hides take 12 % of a step")
     assert exposed_sentence(0.12, None, "", None, True, False).endswith("that no compute hid took 12 % of a step")
     assert input_sentence(0.12, True) == "slow input: the loop waits for data during 12 % of a step"
     assert input_sentence(0.12, False) == "slow input: the loop waited for data during 12 % of a step"
     assert link_sentence(2.0, (), None, True) == "transfers take 2.0 times as long as before"
+    assert link_sentence(1.6, (), None, True) == "transfers take 60 % longer than before"
     assert link_sentence(2.0, (2, 3), (1.5, 0.75), False) == (
         "transfers among ranks 2, 3 took 2.0 times as long as before (busbw 0.75 instead of 1.5 GB/s)"
     )

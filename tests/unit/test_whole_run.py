@@ -43,7 +43,7 @@ def test_the_link_of_one_pair_becomes_slower():
     assert (link.since_step, link.ranks) == (40, (2, 3))
     assert not of_incident(link).ranks  # nobody waits for these
     assert "; without it, a step would be" in of_incident(link).text
-    assert link.message.startswith("transfers among ranks 2, 3 take 1.7 times as long as before (busbw ")
+    assert link.message.startswith("transfers among ranks 2, 3 take 67 % longer than before (busbw ")
 
 
 def test_exposed_communication_that_comes_and_goes_is_one_incident():

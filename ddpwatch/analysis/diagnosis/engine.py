@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
-from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, STUCK, Ledger, StepSplit, own_times_by_group
+from ddpwatch.analysis.diagnosis.accounts.accounts import PAUSED, STUCK, STUCK_IN, Ledger, StepSplit, own_times_by_group
 from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCause, DeviceCauses, because
 from ddpwatch.analysis.diagnosis.causes.slow_host import by_host, late_together
 from ddpwatch.analysis.diagnosis.hangs.held_up import HeldUp
@@ -408,8 +408,12 @@ class Diagnosis:
             ns = min(ns, rest[taken_for])
             rest[taken_for] -= ns
             waits += ns
+        for ns, taken_for in self._pauses.spent():
+            ns = min(ns, rest[taken_for])
+            rest[taken_for] -= ns
+            rest[PAUSED] += ns
         for incident in incidents:
-            if len(incident.ranks) != 1 or incident.kind in ("hang", "death"):
+            if len(incident.ranks) != 1 or not incident.in_steps:
                 continue
             ns = min(incident.cost_ns, waits)
             waits -= ns
@@ -420,9 +424,9 @@ class Diagnosis:
                 total += hang.cost_ns + hang.stuck_ns
                 rest[STUCK] += hang.stuck_ns
                 if len(hang.ranks) == 1:
-                    waiting[hang.ranks[0], hang.phase] += hang.cost_ns
+                    waiting[hang.ranks[0], _waited_in(hang)] += hang.cost_ns
                 else:
-                    rest[EXPOSED] += hang.cost_ns
+                    rest[STUCK] += hang.cost_ns
         accounts = [Account(name, None, phase, ns) for (name, phase), ns in rest.items() if ns]
         accounts += [Account("waiting", rank, phase, ns) for (rank, phase), ns in waiting.items() if ns]
         if waits:
@@ -463,9 +467,11 @@ def _ranks_with(across: StepAcrossRanks, key: BucketKey) -> tuple[int, ...]:
 
 
 def _waited_in(incident: Incident) -> str:
-    """Returns the phase in which a rank was waited for: a stall's time is a pause wherever the rank was."""
+    """Returns the phase in which a rank was waited for: pause, hang or death are one, wherever the rank was."""
+    if incident.kind in STUCK_IN:
+        return incident.kind
     is_stall = incident.kind == "pause" and incident.phase not in PAUSE_PHASES.values()
-    return "pause" if is_stall else incident.phase
+    return PAUSED[1] if is_stall else incident.phase
 
 
 _waits = attrgetter("waits")

@@ -140,6 +140,10 @@ class Pauses:
         """Returns by how much longer ranks waited for one than stalls said by themselves (ns): see `Pause.waited`."""
         return [waited for pause in self._known() for waited in pause.waited()]
 
+    def spent(self) -> list[tuple[int, AccountKey]]:
+        """Returns how long ranks were in stalls that no mark explains (ns), by the account that has it."""
+        return [spent for pause in self._known() for spent in pause.spent()]
+
     def _known(self) -> list[Pause]:
         found = self._found
         for pause in self._fresh:
@@ -195,14 +199,20 @@ class Pauses:
         pause.span_ns, pause.unusual = (facts.split.start_ns, facts.split.end_ns), unusual
         stacks = self._stacks_in(facts.across)
         pause.stacks = [(rank, stack.calls) for rank, stack in stacks.items() if not stack.in_collective]
+        spent = excess - marked if ranks else cost * (excess - marked) // excess
         if launched is None:
             of_phase = phase in PLANNED or (pause.bare and phase)
             key = account_of(phase) if of_phase else facts.split.taken_for
             (pause.taken if ranks else pause.shared)[key] = taken
+            left = facts.split.accounts.get(facts.split.taken_for, 0) - (taken if ranks else 0)
             self._note_worked(pause, facts, excess, stacks)
         else:
             pause.add_alike(excess - marked, alike * (excess - marked) // excess)
+            key = account_of(phase) if phase else facts.split.taken_for
+            left, spent = facts.split.accounts.get(key, 0), spent + alike * (len(facts.across) - len(ranks))
             pause.worked = Worked(alike, alike or None)  # also where that is not timed, once it comes again
+        if 2 * left >= spent:  # else it was communication
+            pause.own[key] = min(spent, left)
         before = self._fresh[-1] if self._fresh else None
         if before is not None and before.ranks == ranks and step - before.until <= TOGETHER:
             before.merge(pause, again=False)

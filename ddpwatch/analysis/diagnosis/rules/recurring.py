@@ -41,6 +41,7 @@ class Pause:
         incident: Once somebody asked, until it strikes again.
         behind: In how many stalls that seemed to be of all ranks heartbeats showed which one behind.
         shared: What these stalls cost (ns), by what they were taken for.
+        own: What those that paused spent in stalls without a mark (ns), by the account that has it.
         stacks: Where ranks were: the calls of each stack, of which the newest are kept.
         untimed: In how many stalls no launch shows how long others waited.
         taken: What they were said to wait in these for the one rank that was named (ns), by what that was taken for.
@@ -72,6 +73,7 @@ class Pause:
     starts: deque[int] = field(default_factory=lambda: deque(maxlen=KEEP_STRUCK))
     behind: Counter[int] = field(default_factory=Counter)
     shared: Counter[AccountKey] = field(default_factory=Counter)
+    own: Counter[AccountKey] = field(default_factory=Counter)
     stacks: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     untimed: int = 0
     taken: Counter[AccountKey] = field(default_factory=Counter)
@@ -161,6 +163,12 @@ class Pause:
         found = [(int((ns - ns // self.ranks_in_run) * share), key) for key, ns in self.shared.items()]
         return [*found, *((-int(ns * (1 - share)), key) for key, ns in self.taken.items() if self.own_ns)]
 
+    def spent(self) -> list[tuple[int, AccountKey]]:
+        """Returns how long ranks were in its stalls, without those that waited (ns), by what accounts take that for."""
+        also = [(-ns, key) for ns, key in self.waited() if ns < 0]  # what the others did as well
+        found = [*also, *((ns, key) for key, ns in self.own.items())]
+        return [(ns, key) for ns, key in found if key[0] not in ("pause", "input")]  # which say it already
+
     @property
     def recurs(self) -> bool:
         """True if it comes again and again, by the job's own doing."""
@@ -218,6 +226,12 @@ class Pause:
             return None
         return self.waited_ns * (self.times - 1) / self.times / took
 
+    def _own_if_of(self, ranks: tuple[int, ...]) -> Counter[AccountKey]:
+        """Returns what these ranks spent in it: of a stall that seemed to be of all, their part."""
+        if self.ranks or not ranks:
+            return self.own
+        return Counter({key: ns // self.ranks_in_run for key, ns in self.own.items()})
+
     def _phase_with(self, other: Pause, again: bool) -> str:
         """Returns the phase of both: where the others waited is not that of a rank that they waited for."""
         waited = "exposed_comm" if self.ranks or other.ranks else None
@@ -248,7 +262,9 @@ class Pause:
         self.alike_ns += other.alike_ns
         self.parts_ns = max(self.parts_ns[0], other.parts_ns[0]), max(self.parts_ns[1], other.parts_ns[1])
         self.behind = self.behind + other.behind + Counter(dict.fromkeys(other.ranks, FEWEST_BEHIND))
-        self.ranks = self.ranks or self._always_behind()
+        ranks = self.ranks or self._always_behind()
+        self.own = self._own_if_of(ranks) + other._own_if_of(ranks)
+        self.ranks = ranks
         self.stacks = [*self.stacks, *other.stacks][-KEEP_STACKS:]
         self.span_ns = min(self.span_ns[0], other.span_ns[0]), max(self.span_ns[1], other.span_ns[1])
         self.unusual = self.unusual or other.unusual

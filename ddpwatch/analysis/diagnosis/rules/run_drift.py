@@ -13,6 +13,7 @@ from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.late.streak import line_through
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_ENDED, LONGER_SHARE, OVER_SHARE
+from ddpwatch.analysis.diagnosis.words.wording import longer_than
 
 BLOCK_STEPS = 32  # of the steps whose median makes one point
 FEWEST_BLOCKS, KEEP_BLOCKS = 8, 256
@@ -148,4 +149,4 @@ def _rises(blocks: Sequence[_StepBlock], share: float = 1.0) -> bool:
 def _sentence(growth: float, is_open: bool) -> str:
     """Says that all ranks get slower and slower."""
     get, takes = ("get", "takes") if is_open else ("got", "took")
-    return f"all ranks {get} slower and slower: a step {takes} {100 * growth:.0f} % longer than at first"
+    return f"all ranks {get} slower and slower: a step {takes} {longer_than(1 + growth, 'at first')}"

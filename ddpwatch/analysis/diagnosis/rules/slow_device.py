@@ -18,6 +18,7 @@ from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCaus
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.rules.level_shift import KEEP_SPLITS, LevelShift, Spell, Spells
 from ddpwatch.analysis.diagnosis.thresholds import LONGER_SHARE
+from ddpwatch.analysis.diagnosis.words.wording import longer_than
 from ddpwatch.common.statistics import median
 
 _PHASES = {  # a rank's own work
@@ -81,7 +82,7 @@ def _sentence(longer: float, phase: str, is_open: bool) -> str:
     """Says that all ranks are slower from a step on, in which phase above all."""
     are, takes = ("are", "takes") if is_open else ("were", "took")
     place = f", most of it in {_PHASES[phase]}" if phase else ""
-    return f"all ranks {are} slower: a step {takes} {100 * longer:.0f} % longer than before{place}"
+    return f"all ranks {are} slower: a step {takes} {longer_than(1 + longer, 'before')}{place}"
 
 
 def common_work(across: StepAcrossRanks) -> Phases:

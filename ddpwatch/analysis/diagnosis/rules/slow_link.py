@@ -14,7 +14,7 @@ from ddpwatch.analysis.diagnosis.causes.devices import LOOK_AGAIN_NS, DeviceCaus
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident
 from ddpwatch.analysis.diagnosis.rules.level_shift import LevelShift, Spell, Spells
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, KEEP_ENDED, OVER_SHARE, WORSE_FACTOR
-from ddpwatch.analysis.diagnosis.words.wording import ranks_named
+from ddpwatch.analysis.diagnosis.words.wording import longer_than, ranks_named
 from ddpwatch.common.statistics import median
 
 NEWEST = 5  # full steps, all of them slower
@@ -141,5 +141,5 @@ def link_sentence(slower: float, ranks: Sequence[int], busbw: tuple[float, float
         is_open: Whether that lasts.
     """
     among = f" among {ranks_named(ranks)}" if ranks else ""
-    text = f"transfers{among} {'take' if is_open else 'took'} {slower:.1f} times as long as before"
+    text = f"transfers{among} {'take' if is_open else 'took'} {longer_than(slower, 'before')}"
     return text if busbw is None else f"{text} (busbw {busbw[1]:.3g} instead of {busbw[0]:.3g} GB/s)"

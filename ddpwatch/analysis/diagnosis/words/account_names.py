@@ -8,9 +8,10 @@ _NAMES = {
 }  # fmt: skip
 _OTHER = {
     "between": "gap between optimizer and forward", "unwatched": "longer in steps not watched", "unseen": "not seen",
-    "aborted": "aborted steps", "profiled": "steps under torch's profiler",
+    "aborted": "aborted steps", "profiled": "steps under torch's profiler", "pause": "pauses",
 }  # fmt: skip
 
+_PAUSES = {"gc": "garbage collection", "checkpoint": "checkpoints", "hang": "hangs"}
 _PHASES = {"between": "gap", "exposed_comm": "exposed", "other": "rest"}
 
 
@@ -35,7 +36,7 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
         case "waiting":
             return f"waiting for rank {rank}"
         case "pause":
-            return {"gc": "garbage collection", "checkpoint": "checkpoints", "hang": "stuck ranks"}.get(phase, phase)
+            return _PAUSES.get(phase, phase)
         case "other":
             return _OTHER.get(phase, "rest")
         case "compute":

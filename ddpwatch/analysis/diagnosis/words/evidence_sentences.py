@@ -9,6 +9,7 @@ from ddpwatch.analysis.diagnosis.incident import DeniedTime, DeviceFigures, End,
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE
 from ddpwatch.analysis.diagnosis.words.wording import (
     how_ended,
+    longer_than,
     ms_named,
     processes_named,
     ranks_named,
@@ -97,10 +98,6 @@ def _ms(text: str) -> Callable[[float], list[str]]:
     return lambda value: [text.format(ms_named(value))]
 
 
-def _share(text: str) -> Callable[[float], list[str]]:
-    return lambda value: [text.format(percent(value, 1 if value < 0.095 else 0))]
-
-
 def _ranks(text: str) -> Callable[[Sequence[int]], list[str]]:
     return lambda value: [text.format(ranks_named(sorted(value)))]
 
@@ -180,10 +177,10 @@ SENTENCES: Final[Mapping[str, Callable[[Any], list[str]]]] = {
     "hung": _ranks("before, {} held up the others"),
     "steps": lambda steps: [f"nothing was reduced in {_count(steps)}"],
     "reductions": lambda times: [f"{times} reductions per update"],
-    "growth": _share("a step takes {} longer than at first"),
-    "longer": _share("a step takes {} longer than before"),
+    "growth": lambda share: [f"a step takes {longer_than(1 + share, 'at first')}"],
+    "longer": lambda share: [f"a step takes {longer_than(1 + share, 'before')}"],
     "stayed": lambda _: ["steps stayed as long as that: it is usual from then on"],
-    "slower": lambda times: [f"transfers take {times:.1f} times as long as before"],
+    "slower": lambda times: [f"transfers take {longer_than(times, 'before')}"],
     "busbw_gbps": lambda rates: [_busbw([three_digits(rate) for rate in rates])],
     "memory": _memory,
     "device": _device,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ddpwatch.analysis.diagnosis.incident import End, Evidence, Incident, StackGroup, is_by_ctrl_c
 from ddpwatch.analysis.diagnosis.kinds import KINDS, Kind
-from ddpwatch.common.text import UNKNOWN, in_ms, spans
+from ddpwatch.common.text import UNKNOWN, in_ms, percent, spans
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import NO_LONGER_WATCHED, BusyProcess, Bye
 
@@ -43,6 +43,14 @@ _ITS_RESTS = {
 def ms_named(ms: float | None) -> str:
     """Returns a duration that is given in milliseconds; a dash if it is not known."""
     return UNKNOWN if ms is None else in_ms(ms * NS_PER_MS)
+
+
+def longer_than(times: float, when: str) -> str:
+    """Returns ``27 % longer than before``, or ``3.1 times as long as before``, of what takes so many times as long."""
+    if times >= 2:
+        return f"{times:.1f} times as long as {when}"
+    longer = times - 1
+    return f"{percent(longer, 1 if longer < 0.095 else 0)} longer than {when}"
 
 
 def phase_named(phase: str, rest_after: str | None = None) -> str:
