@@ -114,13 +114,15 @@ def test_it_is_over_when_steps_are_as_fast_as_before() -> None:
     assert one.cost_ns == pytest.approx(200 * 4 * 40 * MS, rel=0.15)
 
 
-@pytest.mark.parametrize("samples", [healthy, always_starved])
-def test_a_job_that_does_more_from_a_step_on_is_an_info_that_says_where(samples: Samples) -> None:
+@pytest.mark.parametrize(("samples", "is_short"), [(healthy, False), (always_starved, True)])
+def test_a_job_that_does_more_from_a_step_on_is_an_info_that_says_where(samples: Samples, is_short: bool) -> None:
     (one,) = found(samples)
     assert (one.severity, one.phase, one.open, one.device) == ("info", "backward", True, "")
     assert one.message.endswith(" longer than before, most of it in the backward")
     assert one.evidence.longer == pytest.approx(0.4, abs=0.05)
-    assert next_step(one, JobPlaces()).startswith(f"see what the job does otherwise from step {one.since_step} on")
+    shown, other = next_step(one, JobPlaces()), f"see what the job does otherwise from step {one.since_step} on"
+    assert shown.startswith("`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores" if is_short else other)
+    assert (f"; else {other}" in shown) is is_short
 
 
 def test_what_is_no_work_of_all_ranks_is_for_other_rules() -> None:

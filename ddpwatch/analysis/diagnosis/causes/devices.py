@@ -154,6 +154,19 @@ class DeviceCauses:
         figures = found[0].figures(process=process, also=also)
         return DeviceCause(self._text(found[0]), replace_fields(figures, busy=self._busy_on(found[0], window)))
 
+    def shortage(self, start_ns: int, end_ns: int, share: float) -> DeviceFigures | None:
+        """Returns how short of cores all ranks were in that time, also if they were before; None if they were not.
+
+        The arguments are those of `cause`: a shortage has to explain half of that share.
+        """
+        window = _Window(start_ns, end_ns, self._offsets)
+        found = [
+            *self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window, changed=False),
+            *self._hosts.causes_of_all(self._hosts.past, (CPU_PRESSURE,), window, changed=False),
+        ]
+        each = next((each for each in found if self._explains(each, share, window)), None)
+        return None if each is None else replace_fields(each.figures(), busy=self._busy_on(each, window))
+
     def workers(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what limits the DataLoader's workers that a rank, or all (None), waited for in that time."""
         window = _Window(start_ns, end_ns, self._offsets)
@@ -379,8 +392,10 @@ class _Level:
             if reference is not None and _is_worse(signal, row, reference):
                 yield _Found(signal, row, self.host_of[key], signal.value(row) or 0.0, before, peers)
 
-    def causes_of_all(self, keys: Iterable[Hashable], signals: Iterable[Signal], window: _Window) -> Iterator[_Found]:
-        """Yields what slows most of them, and, if that is known, not as much before."""
+    def causes_of_all(
+        self, keys: Iterable[Hashable], signals: Iterable[Signal], window: _Window, changed: bool = True
+    ) -> Iterator[_Found]:
+        """Yields what slows most of them, and, if that is known and to have changed, not as much before."""
         rows = {key: self.now(key, window) for key in _spread(list(keys))}
         for signal in signals:
             known = {key: value for key, row in rows.items() if (value := signal.value(row)) is not None}
@@ -389,7 +404,7 @@ class _Level:
             typical = median_low(known.values())
             row = next(rows[key] for key, value in known.items() if value == typical)
             before = p50(signal.compared(self.before(key, window)) for key in known)
-            if _is_worse(signal, row, before or 0.0):
+            if not changed or _is_worse(signal, row, before or 0.0):
                 yield _Found(signal, row, _UNKNOWN, typical, before, None)
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
+from ddpwatch.analysis.diagnosis.incident import DeviceFigures, Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVER_SHARE, WORTH_SAYING
 from ddpwatch.common.statistics import RollingMedian, median
@@ -97,6 +97,7 @@ class Spell:
         unknown_ns: Exposed communication that may be waiting or transfer.
         start_ns, end_ns: From when to when they lasted, on the time line.
         cause: What was found outside the job when it was looked up last, at ``looked_ns``.
+        shortage: What was short then, but may have been before.
         phase: In which the figure has grown most, if that is known.
         is_normal: It has been high for so long without a cause that this is usual from now on.
     """
@@ -112,6 +113,7 @@ class Spell:
     end_ns: int = 0
     cause: DeviceCause | None = None
     looked_ns: int = 0
+    shortage: DeviceFigures | None = None
     phase: str = ""
     is_normal: bool = False
 

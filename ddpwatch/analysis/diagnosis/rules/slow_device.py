@@ -60,10 +60,14 @@ class SlowDevice(Spells):
             self._level = LevelShift(1 + LONGER_SHARE)
 
     def _cause(self, start_ns: int, end_ns: int) -> DeviceCause | None:
-        """Returns what devices show that was not there before."""
+        """Returns what devices show that was not there before; notes where cores are short anyway."""
         gain = 0.0 if self.lasting is None else self.lasting.gain
         cause = self._devices.cause(None, start_ns, end_ns, gain)
-        return None if cause is None or cause.evidence.before is None else cause
+        if cause is not None and cause.evidence.before is not None:
+            return cause
+        if self.lasting is not None:
+            self.lasting.shortage = self._devices.shortage(start_ns, end_ns, gain)
+        return None
 
     def incidents(self) -> list[Incident]:
         """Returns those that are over, and the one that lasts."""
@@ -74,8 +78,8 @@ class SlowDevice(Spells):
         severity: Severity = "info" if cause is None or cause.evidence.cause in SHORTAGES else "warning"
         sentence = partial(_sentence, longer, "" if cause else spell.phase)
         incident = spell.incident("slow_device", severity, sentence, "" if cause else spell.phase, is_open)
-        incident = replace(incident, gain=spell.gain, evidence=Evidence(longer=longer, stayed=spell.is_normal or None))
-        return because(incident, cause)
+        evidence = Evidence(longer=longer, stayed=spell.is_normal or None, device=spell.shortage)
+        return because(replace(incident, gain=spell.gain, evidence=evidence), cause)
 
 
 def _sentence(longer: float, phase: str, is_open: bool) -> str:

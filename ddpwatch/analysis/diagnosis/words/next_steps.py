@@ -309,17 +309,23 @@ def _pause(incident: Incident, places: JobPlaces) -> str:
         return _COMPILES_ONCE
     if incident.phase in _BY_PAUSE:
         return _BY_PAUSE[incident.phase]
+    if text := _device(incident, places):
+        return text
     if incident.phase == "data" and not incident.ranks:
         return _input(incident, places)
     if incident.ranks and incident.period is not None:
         return f"do it less often, or on a thread: the others wait for {ranks_named(incident.ranks)} meanwhile"
-    if text := _device(incident, places):
-        return text
     if incident.ranks and (sites := incident.evidence.call_sites):
         return f"look at what {ranks_named(incident.ranks)} does, or waits for, at {sites[incident.ranks[0]]}"
     if incident.ranks:
         return places.stack_of(incident.ranks[0], incident.open)
     return f"look at step {incident.since_step} in the timeline, and at the job's output of that time"
+
+
+def _slower(incident: Incident, places: JobPlaces) -> str:
+    """Returns what to do about the cause; where cores are short, but were before, also what else it may be."""
+    text, other = _device(incident, places), _DOES_MORE.format(step=incident.since_step)
+    return text if incident.device else f"{text}; else {other}" if text else other
 
 
 def _imbalance(incident: Incident, places: JobPlaces) -> str:
@@ -389,7 +395,7 @@ NEXT_STEPS: Final[Mapping[Kind, Callable[[Incident, JobPlaces], str]]] = {
     "repeated_reduction": lambda *_: _NO_SYNC,
     "buffers": lambda *_: _BUFFERS,
     "slow_link": _link,
-    "slow_device": lambda incident, places: _device(incident, places) or _DOES_MORE.format(step=incident.since_step),
+    "slow_device": _slower,
     "too_many_threads": lambda *_: _THREADS,
     "slow_host": lambda incident, places: _device(incident, places) or places.stack_of(incident.ranks[0]),
     "memory": _memory_grows,
