@@ -82,6 +82,13 @@ class TestVerdict:
             found = state.verdict(summarise(state.recent()), [lasts, stall])
             assert (found.kind, "earlier: pause (rank 1)" in found.text) == ("exposed_comm", said)
 
+    def test_a_pause_that_is_over_is_called_what_marks_say_it_was(self):
+        state = state_of([hello(0, 1), *(step(0, n) for n in range(20))])
+        save = Incident("pause", "info", "rank 0 paused", (0,), "checkpoint", since_step=10, share=0.06)
+        for phase, noun in (("checkpoint", "checkpoint"), ("gc", "garbage collection"), ("forward", "pause")):
+            found = state.verdict(summarise(state.recent()), [replace(save, phase=phase)])
+            assert f"; earlier: {noun} (rank 0) at step 10" in found.text
+
     def test_what_else_goes_on_and_counts_is_named(self):
         state = state_of([hello(0, 1), *(step(0, n) for n in range(20))])
         lasts = Incident("straggler", "warning", "rank 1 is late", (1,), gain=0.3, open=True, counts=True)

@@ -20,7 +20,7 @@ from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
 from ddpwatch.analysis.diagnosis.rules.tail import Tail
-from ddpwatch.analysis.diagnosis.words.wording import place, ranks_named
+from ddpwatch.analysis.diagnosis.words.wording import PAUSE_NOUNS, place, ranks_named
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.common.text import in_ms
@@ -43,7 +43,6 @@ DENIED_SHARE = 0.5  # of a stall, in which the machine did not let the job run: 
 LONGER = 1.5  # times what all ranks pause, at least: then they wait for that one
 SHORT = 0.25  # of the longest rank's pause: less is no pause of all
 PLANNED = frozenset({"checkpoint", "validation", "compilation"})
-_NOUNS = {"gc": "garbage collection", "checkpoint": "checkpoint", "compilation": "compilation"}
 
 
 class Whose(NamedTuple):
@@ -396,8 +395,7 @@ def _sentence(pause: Pause) -> str:
     phase, longest = pause.phase, in_ms(pause.longest_ns) + (" longer than others" if pause.common_ns else "")
     who = ranks_named(pause.ranks) if pause.ranks else "every rank"
     at = f": {pause.site}" if pause.site else ""
-    what = _NOUNS.get(phase, phase)
-    why = f" ({what})" if phase in _NOUNS or phase == "validation" else f" {place(phase)}" if phase else ""
+    why = f" ({PAUSE_NOUNS[phase]})" if phase in PAUSE_NOUNS else f" {place(phase)}" if phase else ""
     if pause.count == 1:
         return f"{who} paused for {longest}{why} at step {pause.since}{at}"
     if pause.count > TOGETHER * pause.times:  # steps one after another, as where cores are taken away

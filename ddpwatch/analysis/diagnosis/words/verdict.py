@@ -12,7 +12,7 @@ from ddpwatch.analysis.diagnosis.standing import is_costly, is_ongoing, urgency
 from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, ENOUGH_STEPS, WORTH_SAYING
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_text
 from ddpwatch.analysis.diagnosis.words.why_unwatched import Facts, why_unwatched
-from ddpwatch.analysis.diagnosis.words.wording import how_ended, ranks_named, without
+from ddpwatch.analysis.diagnosis.words.wording import PAUSE_NOUNS, how_ended, ranks_named, without
 from ddpwatch.analysis.means import ENOUGH_FULL
 from ddpwatch.analysis.window import Summary
 from ddpwatch.common.text import in_ms, percent
@@ -226,7 +226,8 @@ def _cost(incident: Incident) -> float:
 def _named(incident: Incident) -> str:
     """Returns what an incident is and whose, as short as can be."""
     kind, whose = KINDS[incident.kind], f" ({ranks_named(incident.ranks)})" if incident.ranks else ""
-    return f"{kind.in_sentences or kind.name}{whose}"
+    noun = PAUSE_NOUNS.get(incident.phase) if incident.kind in ("pause", "intermittent") else None
+    return f"{noun or kind.in_sentences or kind.name}{whose}"
 
 
 def _dated(incident: Incident) -> str:

@@ -26,6 +26,9 @@ _PLACES = {
     "data": "waiting for data", "exposed_comm": "waiting for buckets", "between": "between steps",
     "other": "between phases", "checkpoint": "in a checkpoint", "compilation": "compiling",
 }  # fmt: skip
+PAUSE_NOUNS = {  # what a pause is, where marks or heartbeats say it
+    "gc": "garbage collection", "checkpoint": "checkpoint", "validation": "validation", "compilation": "compilation",
+}  # fmt: skip
 _ENDS = {**LIVE_PHASES, **ACTIVITIES}  # where a rank that ended was
 _STACK_FRAMES = 5  # of each rank, in a list
 _ITS_PHASES = {
