@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
-from operator import attrgetter
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -267,22 +266,21 @@ def bucket_columns(across: StepAcrossRanks) -> BucketColumns:
     buckets = () if keys is None else _buckets_of(keys, tuple(map(across.role_of, keys.groups)))
     if keys is None or keys.mixed or len(set(buckets)) < len(keys):
         return _summed_columns(across)
-    steps = [across.ranks[rank] for rank in facts]
+    steps, ranks = [across.ranks[rank] for rank in facts], facts.values()
     origins = list(map(first_compute, steps))
-    stamps, count = _medians([[*step.comm_ready, *step.comm_launch] for step in steps], origins), len(keys)
-    done, exposed = _medians([step.comm_done for step in steps], origins), _medians(list(map(_exposed, facts.values())))
+    since = [fact.origin + origin for fact, origin in zip(ranks, origins, strict=True)]
     skews = list(map(across.skew.buckets.get, keys))
     sizes = across.ranks[min(facts)].comm_bytes
     return BucketColumns(
         buckets,
-        [1] * count,
+        [1] * len(keys),
         [nbytes or None for nbytes in steps[-1].comm_bytes],
-        stamps[:count],
-        [at or 0.0 for at in stamps[count:]],
-        done,
+        _medians([step.comm_ready for step in steps], origins),
+        [at or 0.0 for at in _medians([fact.launch for fact in ranks], since)],
+        _medians([fact.done for fact in ranks], since),
         [None if skew is None else skew.transfer for skew in skews],
         [None if skew is None else _waited(skew) for skew in skews],
-        exposed,
+        _medians([fact.exposed for fact in ranks]),
         [_busbw(skew, nbytes, key) for skew, nbytes, key in zip(skews, sizes, keys, strict=True)],
         [() if skew is None else skew.last_ranks for skew in skews],
     )
@@ -392,6 +390,3 @@ def _known_medians(columns: Sequence[Sequence[int | None]], origins: Sequence[in
 
 def _since(origin: int, column: Sequence[int | None]) -> Sequence[int | None]:
     return [None if at is None else at - origin for at in column]
-
-
-_exposed = attrgetter("exposed")

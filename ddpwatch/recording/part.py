@@ -101,9 +101,11 @@ class Part:
         with self._open() as file:
             source = self._raw(file.fileno()) if everything else self._selected(file.fileno(), selection)
             for chunk, wanted in source:
-                for frame in decoder.frames(chunk, first, steps_from_ns=selection.steps_from_ns):
-                    if everything or self._wants(frame, selection, wanted):
-                        yield frame
+                frames = decoder.frames(chunk, first, steps_from_ns=selection.steps_from_ns)
+                if everything:
+                    yield from frames
+                else:
+                    yield from (frame for frame in frames if self._wants(frame, selection, wanted))
                 self.skipped = decoder.skipped
                 if decoder.is_damaged:
                     self.cut_tail = True

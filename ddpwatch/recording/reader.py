@@ -140,9 +140,11 @@ class Recording:
         merged = chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_received)
         for message, envelope in merged:
             self.frames += 1
-            self._first_ns = self._first_ns or envelope.received_ns
-            self._last_ns = max(self._last_ns, envelope.received_ns)
-            yield message, Envelope(self.frames, envelope.received_ns, envelope.frame)
+            received_ns = envelope.received_ns
+            self._first_ns = self._first_ns or received_ns
+            if received_ns > self._last_ns:
+                self._last_ns = received_ns
+            yield message, Envelope(self.frames, received_ns, envelope.frame)
         self._note_ends()
 
     def seek(self, at_ns: int) -> Iterator[Frame]:

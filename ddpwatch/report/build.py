@@ -124,8 +124,9 @@ def _collected(frames: Iterable[Frame], source: str, selection: Selection, drawn
     for message, envelope in frames:
         steps = builder.apply_message(message, envelope.received_ns, envelope.frame)
         if drawn is not None:
-            drawn.add_steps(steps)
-            if isinstance(message, Layout):
+            if steps:
+                drawn.add_steps(steps)
+            elif isinstance(message, Layout):
                 drawn.layouts[message.module, message.epoch] = message
     if drawn is not None:
         drawn.add_steps(builder.rest())

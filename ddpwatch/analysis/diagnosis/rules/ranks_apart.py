@@ -59,4 +59,7 @@ class RanksApart:
 
 def _lone_forwards(step: Step) -> int:
     """Returns how many forwards no backward has followed. One that waits for buffers first has no length until then."""
+    phases = [span.phase for span in step.spans if span.end > span.start]
+    if phases.count("forward") < 2 and "backward" in phases:  # nearly always
+        return 0
     return max(0, len(phase_starts(step, "forward")) - len(phase_starts(step, "backward")))
