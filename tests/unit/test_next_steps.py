@@ -123,6 +123,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("slow_device", "info", "", device="CPU starved", evidence=starved()), "ps -eo pid,pcpu,comm"),
         (Incident("pause", "warning", "", (1,), period=50, evidence=starved()), "shows who has the cores"),
         (Incident("pause", "warning", "", (1,), period=50), "do it less often"),
+        (Incident("straggler", "warning", "", (1,), evidence=starved(busy=[RANK_1, BusyProcess(9, "sshd", 2.0)])),
+         "to the job: rank 1 (pid 4712) 80 % of a core, sshd (pid 9) 2 % of a core: start fewer threads"),
         (Incident("imbalance", "info", "", evidence=starved() | Evidence(share_of_step=0.2)),
          "workers; else group samples"),
         (Incident("imbalance", "info", "", evidence=starved() | Evidence(share_of_step=0.5)),

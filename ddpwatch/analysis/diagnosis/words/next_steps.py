@@ -46,6 +46,8 @@ _PY_SPY = "pip install py-spy"
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _TOO_SMALL = "the model is small for its network: larger batches per rank, or fewer updates, hide more"
 MOSTLY_EXPOSED = 0.5  # of a step
+OTHERS = 0.2  # of the busiest processes' CPU time: what others than the ranks have, if it is worth stopping them
+_STOP, _FEWER = "stop what is not the job's", "start fewer threads and workers"
 AGAIN = 4  # starts of alike DataLoaders' workers: those of training, validation and a test start once each
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
@@ -257,13 +259,15 @@ def _device(incident: Incident, places: JobPlaces) -> str:
         return _BY_WORKERS[device.cause].format(more=places.more_workers)
     if isinstance(device, DeviceFigures) and device.cause in _BY_CAUSE:
         return at + _BY_CAUSE[device.cause]
-    who = "`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"
-    if isinstance(device, DeviceFigures) and device.busy:
-        ranks = places.ranks_on(host)
-        others = [one for one in device.busy if one.pid not in ranks]
-        besides = "besides the ranks, " if others and len(others) < len(device.busy) else ""
-        who = f"{besides}most CPU time goes to {processes_named(others or device.busy, ranks)}"
-    return f"{at}{who}: stop what is not the job's, or start fewer threads and workers"
+    if not (isinstance(device, DeviceFigures) and device.busy):
+        return f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: {_STOP}, or {_FEWER}"
+    ranks = places.ranks_on(host)
+    others = [one for one in device.busy if one.pid not in ranks]
+    used, taken = (sum(one.cpu for one in busy) for busy in (device.busy, others))
+    if taken < OTHERS * used:
+        return f"{at}most CPU time goes to the job: {processes_named(device.busy, ranks)}: {_FEWER}"
+    besides = "besides the ranks, " if len(others) < len(device.busy) else ""
+    return f"{at}{besides}most CPU time goes to {processes_named(others, ranks)}: {_STOP}, or {_FEWER}"
 
 
 def _input(incident: Incident, places: JobPlaces) -> str:
