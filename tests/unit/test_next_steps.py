@@ -48,6 +48,7 @@ ENDS = {
     0: End("exception", "ValueError: boom", None, 3, "", [], 0),
     1: End("lost", "exited with code 143", None, 3, "", [], 0),
 }
+FAILED = End("exception", "RuntimeError: Timed out waiting 14000ms for recv operation", None, 3, "", [], 0)
 STUCK = StackGroup([1], "f", "", ["f"])
 
 
@@ -140,6 +141,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
          "`ddpwatch explain` shows the stacks of the ranks that hold up the others"),
         (Incident("hang", "error", "", (1,), evidence=Evidence(stacks=[STUCK])), "read the stacks"),
         (Incident("hang", "error", "", open=True), "`ddpwatch explain` shows the stacks of all ranks"),
+        (Incident("hang", "error", "", (1,), evidence=Evidence(stacks=[STUCK], why="mismatch")),
+         "one has fewer batches"),
         (Incident("intermittent", "warning", "", (1,), "gc", period=8), "gc.freeze()"),
         (Incident("pause", "warning", "", (1,), evidence=Evidence(call_sites={1: "job.py:134 in load"})),
          "look at what rank 1 does, or waits for, at job.py:134 in load"),
@@ -158,6 +161,10 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("death", "error", "", (1,),
                   evidence=Evidence(ends={1: End("killed", "SIGTERM", 15, 3, "", [], 0)}, hung=[1])),
          "read the stacks of the ranks that held up the others"),
+        (Incident("death", "error", "", (1,), evidence=Evidence(ends={0: FAILED, 1: FAILED}, hung=[1])),
+         "read the stacks of the ranks that held up the others"),
+        (Incident("death", "error", "", (1,), evidence=Evidence(ends={0: FAILED, 1: ENDS[0]}, hung=[1])),
+         "read the traceback of rank 1"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={1: End("killed", "SIGKILL", 9, 3, "", [], 0)})),
          "on node-a, `dmesg -T`"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ ModuleBucket = tuple[int, int]  # a module's number, and the index of a bucket o
 AccountName = Literal["compute", "waiting", "jitter", "transfer", "exposed", "input", "pause", "startup", "other"]
 
 _EXIT_BY_SIGINT = f"exited with code {128 + signal.SIGINT}"  # as a shell reports it, and what handles it mostly does
+_EXIT_BY_SIGTERM = f"exited with code {128 + signal.SIGTERM}"
+_FAILED_COLLECTIVE = re.compile(  # what Gloo, NCCL and torch's watchdog say
+    "timed? ?out|closed by peer|reset by peer|broken pipe|socket closed|communicator was aborted", re.IGNORECASE
+)
 LOST: tuple[AccountName, ...] = ("waiting", "jitter", "transfer", "exposed", "input", "pause")
 
 
@@ -42,6 +47,19 @@ def is_by_ctrl_c(end: End | Bye) -> bool:
     """Returns whether somebody ended a rank by Ctrl-C (SIGINT), as far as that shows."""
     by_exception = end.reason == "exception" and end.detail.startswith(KeyboardInterrupt.__name__)
     return by_exception or end.signal == signal.SIGINT or end.detail.startswith(_EXIT_BY_SIGINT)
+
+
+def is_by_launcher(end: End | Bye | None) -> bool:
+    """Returns whether torchrun probably ended a rank: once one has failed, torchrun terminates the others.
+
+    A rank that handles SIGTERM usually exits with the code by which a shell reports that signal.
+    """
+    return end is not None and (end.signal == signal.SIGTERM or end.detail.startswith(_EXIT_BY_SIGTERM))
+
+
+def collective_failed(end: End | Bye | None) -> bool:
+    """Returns whether a rank probably ended because another one did, or did not come."""
+    return end is not None and end.reason == "exception" and _FAILED_COLLECTIVE.search(end.detail) is not None
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,8 +6,6 @@ The rules are in docs/diagnosis.md, "Hangs". What is found depends on the frames
 from __future__ import annotations
 
 import heapq
-import re
-import signal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +19,15 @@ from ddpwatch.analysis.diagnosis.hangs.sentences import (
     stopped_message,
     witness_message,
 )
-from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup, end_of, is_by_ctrl_c
+from ddpwatch.analysis.diagnosis.incident import (
+    Evidence,
+    Incident,
+    StackGroup,
+    collective_failed,
+    end_of,
+    is_by_ctrl_c,
+    is_by_launcher,
+)
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import SILENT_NS, STILL_NS
@@ -31,10 +37,6 @@ SHOWN_STACKS = 8  # groups, in an incident, and ranks without a stack
 CHECK_NS = 250_000_000  # between two looks at all ranks
 GAP_NS = 2_000_000_000  # without any frame: the collector, or the machine, was stopped
 SETTLE_NS = 60_000_000_000  # after a hang's end, for the steps in which ranks waited
-_FAILED_COLLECTIVE = re.compile(  # what Gloo, NCCL and torch's watchdog say
-    "timed? ?out|closed by peer|reset by peer|broken pipe|socket closed|communicator was aborted", re.IGNORECASE
-)
-_EXIT_BY_SIGTERM = f"exited with code {128 + signal.SIGTERM}"
 PHASES = {
     "input": "between", "between": "other", "sync": "exposed_comm", "save": "checkpoint", "compile": "compilation",
     "graph": "", NO_LONGER_WATCHED: "",
@@ -203,15 +205,15 @@ class RankLiveness:
             return []
         interrupts = [life.ended_ns for life in dead if life.bye is not None and is_by_ctrl_c(life.bye)]
         stop_ns = min(interrupts, default=0)
-        dead.sort(key=lambda life: (_by_launcher(life.bye), _follows(life.bye), life.ended_ns))
+        dead.sort(key=lambda life: (is_by_launcher(life.bye), collective_failed(life.bye), life.ended_ns))
         dead.sort(key=lambda life: life.ended_ns >= stop_ns - STILL_NS)  # nobody stopped those that ended before
         first = dead[0]
         assert first.bye is not None
         alive = [life for life in self._lives.values() if life.bye is None]
         hung = self._deadly.get(first.rank)
-        if not_by_itself := _by_launcher(first.bye) or is_by_ctrl_c(first.bye):  # of them, any
+        if not_by_itself := is_by_launcher(first.bye) or is_by_ctrl_c(first.bye):  # of them, any
             hung = next(iter(self._deadly.values()), None)
-        held_up = hung.blame.ranks if hung is not None and (not_by_itself or _follows(first.bye)) else ()
+        held_up = hung.blame.ranks if hung is not None and (not_by_itself or collective_failed(first.bye)) else ()
         if hung is None and is_by_ctrl_c(first.bye) and not self._outlast(stop_ns + STILL_NS):
             step = first.bye.step
             return [
@@ -226,7 +228,7 @@ class RankLiveness:
                 )
             ]
         others = [life.rank for life in dead[1:]]
-        is_seen = hung is None and _follows(first.bye) and not self._over  # by a witness
+        is_seen = hung is None and collective_failed(first.bye) and not self._over  # by a witness
         is_known = not is_seen or all(self._outlives(life, first) for life in alive)
         message = death_message(first.bye, others, alive) if is_known else witness_message(first.bye, others)
         return [
@@ -439,7 +441,7 @@ class RankLiveness:
     def _outlast(self, until_ns: int) -> bool:
         """Returns whether there are ranks after that time, or were some that waited for others when they ended."""
         late = [life for life in self._lives.values() if life.bye is not None and life.ended_ns > until_ns]
-        if any(_follows(life.bye) or (life.phase == "sync" and not life.activity) for life in late):
+        if any(collective_failed(life.bye) or (life.phase == "sync" and not life.activity) for life in late):
             return True
         return self._now_ns > until_ns and not self._over and any(life.bye is None for life in self._lives.values())
 
@@ -470,16 +472,3 @@ def _phase(life: RankLife) -> str:
 
 def _in_flight(life: RankLife) -> list[int]:
     return [] if life.beat is None else life.beat.in_flight
-
-
-def _follows(bye: Bye | None) -> bool:
-    """Returns whether a rank probably ended because another one did, or did not come: its collective failed."""
-    return bye is not None and bye.reason == "exception" and _FAILED_COLLECTIVE.search(bye.detail) is not None
-
-
-def _by_launcher(bye: Bye | None) -> bool:
-    """Returns whether torchrun probably ended it: once a rank has failed, torchrun terminates the others.
-
-    A rank that handles SIGTERM usually exits with the code by which a shell reports that signal.
-    """
-    return bye is not None and (bye.signal == signal.SIGTERM or bye.detail.startswith(_EXIT_BY_SIGTERM))

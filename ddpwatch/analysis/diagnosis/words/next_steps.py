@@ -12,7 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ddpwatch.analysis.diagnosis.incident import AccountName, DeviceFigures, Incident, LostTime, is_by_ctrl_c
+from ddpwatch.analysis.diagnosis.incident import (
+    AccountName,
+    DeviceFigures,
+    End,
+    Incident,
+    LostTime,
+    collective_failed,
+    is_by_ctrl_c,
+    is_by_launcher,
+)
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.words.lost_time import lost_accounts
 from ddpwatch.analysis.diagnosis.words.wording import processes_named, ranks_named
@@ -348,9 +357,15 @@ def _hang(incident: Incident, places: JobPlaces) -> str:
     evidence = incident.evidence
     if incident.ranks and not (evidence.stacks or evidence.call_sites):
         return places.stack_of(incident.ranks[0])
+    if evidence.why == "mismatch":
+        return "look why ranks make different calls: one has fewer batches (drop_last=True evens them), or skips one"
     whose = "of the ranks that hold up the others" if evidence.stacks or evidence.call_sites else "of all ranks"
     can_ask = incident.open and places.are_there(incident.ranks)
     return f"`ddpwatch explain` shows the stacks {whose}" if can_ask else f"read the stacks {whose}"
+
+
+def _ended_by_others(end: End) -> bool:
+    return is_by_launcher(end) or is_by_ctrl_c(end) or collective_failed(end)
 
 
 def _death(incident: Incident, places: JobPlaces) -> str:
@@ -364,8 +379,8 @@ def _death(incident: Incident, places: JobPlaces) -> str:
     oom = "`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
     if any(end.reason == "killed" and end.signal == 9 for end in ends):  # SIGKILL: nobody else says why
         return at + oom
-    if incident.evidence.hung and ends and all(end.signal == signal.SIGTERM or is_by_ctrl_c(end) for end in ends):
-        return "read the stacks of the ranks that held up the others: they are with the hang"  # why somebody ended it
+    if incident.evidence.hung and ends and all(_ended_by_others(end) for end in ends):
+        return "read the stacks of the ranks that held up the others: they are with the hang"  # which ended them all
     if all(end.signal == signal.SIGTERM for end in ends) and ends:
         return "find out who sent SIGTERM: a scheduler at its time limit, or whoever ended the launcher"
     lost = [all_ends[rank] for rank in incident.ranks if rank in all_ends and all_ends[rank].reason == "lost"]
