@@ -399,7 +399,7 @@ def _memory_grows(incident: Incident, places: JobPlaces) -> str:
         return f"see what keeps tensors in {who}: {record}, some steps later _dump_snapshot('memory.pickle')"
     return (
         f"print Counter(map(type, gc.get_objects())).most_common(9) in {who} now and then: it shows whether tensors "
-        "(losses not detached), lists or caches grow; tracemalloc sees no tensors"
+        "(losses not detached) or other objects grow in number; else tracemalloc, which sees no tensors"
     )
 
 
