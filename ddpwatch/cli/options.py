@@ -28,7 +28,7 @@ Detail = Annotated[
     str | None,
     typer.Option(
         metavar="DETAIL",
-        help="How many steps are timed in full: low, normal (as watching for 1% of a step allows), high (nearly all: "
+        help="How many steps are timed in full: low, normal (as 1% of a step for hooks allows), high (nearly all: "
         "in steps of 20 ms, 8% more CPU time), or that percentage (default: normal, low where lines go to a file).",
     ),
 ]

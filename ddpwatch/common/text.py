@@ -144,14 +144,28 @@ def run_size(ranks: int, rank_seconds: float) -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Returns the lines of a table with right-aligned columns.
 
-    If it were wider than ``width``, headings take two lines, and columns come closer if that is not enough.
+    If it were wider than ``width``, headings take two lines, and columns come closer if that is not enough; else the
+    widest columns go below their rows.
     """
-    lines = _aligned([header, *rows], "  ")
+    lines, columns = _aligned([header, *rows], "  "), range(len(header))
     if width is None or len(lines[0]) <= width:
         return lines
-    folded = [*zip(*map(_halves, header), strict=True), *rows]
+    by_size = sorted(columns, key=lambda at: max((len(row[at]) for row in rows), default=0))
+    for count in reversed(columns):
+        kept, below = sorted(by_size[: count + 1]), sorted(by_size[count + 1 :])
+        lines = _folded([[row[at] for at in kept] for row in (header, *rows)], width)
+        if len(lines[-1]) <= width:
+            break
+    for place, row in reversed([*enumerate(rows, start=len(lines) - len(rows) + 1)]):
+        lines[place:place] = [f"    {header[at]}: {row[at]}" for at in below if row[at] != UNKNOWN]
+    return lines
+
+
+def _folded(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Returns the lines of a table whose headings take two; columns come closer if it is wide."""
+    folded = [*zip(*map(_halves, rows[0]), strict=True), *rows[1:]]
     lines = _aligned(folded, "  ")
-    first, *others = lines if len(lines[0]) <= width else _aligned(folded, " ")
+    first, *others = lines if len(lines[-1]) <= width else _aligned(folded, " ")
     return [first.rstrip(), *others]
 
 

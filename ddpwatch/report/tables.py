@@ -73,15 +73,15 @@ _IN_STEP = frozenset({"ready ms", "launch ms", "done ms", "params"})  # of one c
 # Title, and columns that do not apply, by what is communicated
 UNITS: Mapping[str, tuple[str, frozenset[str]]] = {
     "bucket": (
-        "Collectives of DDP's buckets (from the start of the backward; medians, which do not add up)",
+        "Collectives of DDP's buckets (from the backward's start; medians do not add up)",
         frozenset({"group", "place", "collective", "steps", "a step", "wait ms"}),
     ),
     "group": (
-        "Collectives of FSDP2's parameter groups (from the start of the forward; medians, which do not add up)",
+        "Collectives of FSDP2's groups (from the forward's start; medians do not add up)",
         frozenset({"bucket", "place", "steps", "a step", "wait ms"}),
     ),
     "call": (
-        "Collectives by the place that issues them (of all in a step; medians, which do not add up)",
+        "Collectives by the place that issues them (of a step; medians do not add up)",
         _IN_STEP | {"bucket"},
     ),
 }

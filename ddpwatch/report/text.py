@@ -13,7 +13,7 @@ from ddpwatch.sampling.cost import NO_COST
 from ddpwatch.sampling.lease import FULL_PPM, detail_name, detail_sentence
 
 BAR_WIDTH = 76
-WIDTH = 80  # of a terminal, whose lines wrap: headings of wider tables take two
+WIDTH = 80  # of a terminal, whose lines wrap: wider tables are folded
 NAMED_HOSTS = 4  # more are counted
 
 
@@ -82,7 +82,10 @@ def _head(report: Report) -> list[str]:
 
 
 def _table(found: Table) -> list[str]:
-    return [found.title, *table(found.header, [[clean(cell) for cell in row] for row in found.rows], WIDTH)]
+    return [
+        found.title,
+        *table(found.header, [[clean(cell) for cell in row] for row in found.rows], WIDTH),
+    ]
 
 
 def _lost(report: Report) -> list[str]:

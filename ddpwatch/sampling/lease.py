@@ -68,7 +68,10 @@ def detail_sentence(ppm: int) -> str:
         return "nearly every step is timed in full, whatever that costs"
     if not ppm:
         return "few steps are timed in full; --detail normal times more"
-    return f"as many steps are timed in full as watching for {100 * ppm / FULL_PPM:g} % of a step allows"
+    return (
+        f"as many steps are timed in full as {100 * ppm / FULL_PPM:g} % of a step for hooks allows; "
+        "sending and collecting are overhead besides"
+    )
 
 
 def detail_of_job(environment: Mapping[str, str], records: bool) -> int:

@@ -266,6 +266,8 @@ class WhatIf:
         text = f"{reason}exposed communication {_ms(before)} → {_ms(after)} ms"
         rest = earlier.mean - outcome.mean - (before - after)
         notable = NOTABLE * self.recorded.measured_ns
+        if change.without_rank is not None and rest > notable:  # the mean rank's: with the other, that is the gain
+            text = f"{reason}ranks' own work takes {_ms(rest)} ms less; {text.removeprefix(reason)}"
         if not reason and abs(rest) > max(abs(before - after), notable):
             return f"{text}; {'less' if rest > 0 else 'more'} moves beside compute, and slows it"
         if abs(before - after) < notable:

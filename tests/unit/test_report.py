@@ -33,7 +33,7 @@ from ddpwatch.report.incidents import MOST_INCIDENTS, facts, fail_if, parse_kind
 from ddpwatch.report.lost import MOST_ROWS, account_table, bar, lost_sentence
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.tables import rank_table
-from ddpwatch.report.text import WIDTH, render_report
+from ddpwatch.report.text import WIDTH, chosen_sentence, render_report
 from ddpwatch.wire.messages import Bye, Hello, Mark, Message, Span, Step
 from tests.support import chrome_trace
 from tests.support.frames import bare
@@ -249,6 +249,28 @@ def test_tables_fit_a_terminal_of_80_columns(report: Report) -> None:
         assert max(map(len, table)) <= WIDTH, table
         assert "exposed" in table[0]
     assert "messages" not in "".join(lines[at - 8 : at])  # of which none was lost
+
+
+def test_what_does_not_fit_when_folded_goes_below_its_row(report: Report) -> None:
+    """A table with a place was 88 wide, one with a rank's end 158, and titles 91."""
+    end = End("exception", "ValueError: a batch is too long", None, 11, "backward", [], 0)
+    place = {"kind": "call", "name": "utils.py:114 average_parameters", "use": "all_reduce", "role": "dp"}
+    called = replace(report.collectives[0], **place)
+    first, *others = report.ranks
+    ended = replace(report, ranks=[replace(first, end=end), *others], collectives=[*report.collectives, called])
+    text = render_report(ended)
+    lines = text[text.index("\nThe mean step") :].splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    at = next(at for at, line in enumerate(lines) if line.startswith("    end: raised ValueError: a batch is too long"))
+    assert lines[at - 1].split()[0] == "0"
+    assert "    place: utils.py:114 average_parameters" in lines
+
+
+def test_a_detail_that_the_overhead_is_above_says_what_it_leaves_out(report: Report) -> None:
+    """It was an overhead of 1.87 % above "as many steps as watching for 1 % of a step allows"."""
+    said = chosen_sentence(replace(report, cost=replace(report.cost, budget=0.01)))
+    assert said.startswith("detail normal: as many steps are timed in full as 1 % of a step for hooks allows; ")
+    assert said.endswith("sending and collecting are overhead besides")
 
 
 def test_a_long_message_does_not_widen_the_table_of_ranks(report: Report) -> None:
