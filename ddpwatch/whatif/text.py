@@ -8,6 +8,7 @@ from ddpwatch.common.text import clean, number, percent, table
 from ddpwatch.whatif.answer import Prediction, WhatIfAnswer, most_to_save
 from ddpwatch.whatif.wording import BOUND, nothing_sure
 
+OUTSIDE = "stalls and checkpoints in other steps, or between them, are in no row"
 APART = "each change by itself, so gains do not add up; a gain is what it takes off the measured step, rounded"
 
 
@@ -22,7 +23,7 @@ def render_whatif(answer: WhatIfAnswer, everything: bool) -> str:
     changes = [found for found in answer.scenarios if BOUND not in found.change]
     replayed = answer.replayed
     most = most_to_save(replayed.exposed_ms, replayed.measured_ms, answer.scenarios)
-    lines = [_head(answer), *filter(None, [most]), ""]
+    lines = [_head(answer), *filter(None, [most]), OUTSIDE, ""]
     if changes and not any(found.sure for found in changes):
         lines += [nothing_sure(found.more_steps for found in changes), ""]
     if shown:

@@ -17,7 +17,7 @@ from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.writer import RecordingWriter
 from ddpwatch.whatif.command import WhatIfOptions, recorded_live
 from ddpwatch.whatif.sweep import LARGEST_BYTES, SMALLEST_BYTES, main, sizes_up_to
-from ddpwatch.whatif.text import APART
+from ddpwatch.whatif.text import APART, OUTSIDE
 from ddpwatch.whatif.wire import write_wire
 from ddpwatch.wire.messages import Message, Step, encode
 from ddpwatch.wire.transport import Envelope, Frame
@@ -88,8 +88,8 @@ def test_json(file: Path) -> None:
 
 def test_without_options_the_best_five(file: Path) -> None:
     lines = whatif(str(file)).splitlines()
-    assert lines[3] == APART  # two changes of 5.6 ms each did not gain 11.2
-    table = lines[5 : lines.index("", 5)]
+    assert lines[2:5] == [OUTSIDE, "", APART]  # two changes of 5.6 ms each did not gain 11.2
+    table = lines[6 : lines.index("", 6)]
     least = [float(line.split(" to ")[0].split()[-1]) for line in table[:-1]]
     assert 1 <= len(least) <= 5
     assert least == sorted(least, reverse=True)
