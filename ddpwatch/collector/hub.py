@@ -36,6 +36,7 @@ from ddpwatch.wire.messages import (
     Node,
     NodeStep,
     RankSample,
+    Stack,
     Status,
     Step,
     decode,
@@ -45,7 +46,8 @@ from ddpwatch.wire.transport import RESTART_BITS, Envelope, Frame
 KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_ALL_SAMPLES = 16_384  # of all ranks
 KEEP_EXCHANGES = 128  # per node: up to two every 2 s, for the two minutes over which offsets are fitted
-KEEP_STILL = 8  # heartbeats per rank (four seconds) that came while no step did: they show for whom the others waited
+KEEP_STILL = 16  # heartbeats and stacks per rank of steps that stood still: they show for whom the others waited
+STILL_STEP_NS = 250_000_000  # a step that takes as long may be a stall
 KEEP_LAYOUTS = 4  # per rank and module
 KEEP_RANK_LAYOUTS = 256  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
@@ -86,9 +88,9 @@ class RankEntry:
     Attributes:
         newest: Its newest hello, heartbeat and goodbye, and each of its groups, by type and the group's id.
         layouts: Its newest layouts.
-        still: Older heartbeats, followed by another one of the same step.
+        still: Older stacks; older heartbeats of a step that took long, or had several.
         step: That of its newest heartbeat.
-        stood: Whether the one before was of the same step.
+        stood: Whether the one before was of the same step, or this step took long.
         ended: When (by this host's wall clock) and why it ended.
         seen_ns: Receive time of its newest frame (ns since the Unix epoch).
         nbytes: Size of all but the layouts' bodies.
@@ -316,6 +318,8 @@ class Hub:
             return
         if isinstance(message, Step):
             self._keep_step(entry, envelope)
+            if message.step == entry.step and message.duration_ns >= STILL_STEP_NS:
+                entry.stood = True
         elif isinstance(message, Mark):
             entry.marks.append(envelope)
             self._count(entry, size_of(envelope))
@@ -323,22 +327,27 @@ class Hub:
                 self._count(entry, -size_of(entry.marks.popleft()))
         else:
             if isinstance(message, Beat):
-                self._keep_still(entry, message)
+                self._keep_beat(entry, message)
+            elif isinstance(message, Stack):
+                self._keep_still(entry, entry.newest.get((Stack, 0)))
             self._keep_newest(entry, (type(message), message.id if isinstance(message, Group) else 0), envelope)
             if isinstance(message, Bye):
                 entry.ended = _ended_ns(entry, message, envelope), message.reason
             elif isinstance(message, Hello):
                 entry.ended = None
 
-    def _keep_still(self, entry: RankEntry, beat: Beat) -> None:
-        """Keeps the heartbeat before one of the same step, and the last of that step."""
-        before = entry.newest.get((Beat, 0))
+    def _keep_beat(self, entry: RankEntry, beat: Beat) -> None:
+        """Keeps the heartbeat before one of the same step, and the last of that step, or of one that took long."""
         stands, entry.step = beat.step == entry.step, beat.step
-        if before is None or not (stands or entry.stood):
-            return
+        if stands or entry.stood:
+            self._keep_still(entry, entry.newest.get((Beat, 0)))
         entry.stood = stands
-        entry.still.append(before)
-        self._count(entry, size_of(before))
+
+    def _keep_still(self, entry: RankEntry, older: Envelope | None) -> None:
+        if older is None:
+            return
+        entry.still.append(older)
+        self._count(entry, size_of(older))
         if len(entry.still) > KEEP_STILL:
             self._count(entry, -size_of(entry.still.popleft()))
 

@@ -77,7 +77,7 @@ UNITS: Mapping[str, tuple[str, frozenset[str]]] = {
         frozenset({"group", "place", "collective", "steps", "a step", "wait ms"}),
     ),
     "group": (
-        "Collectives of FSDP2's groups (from the forward's start; medians do not add up)",
+        "Collectives of FSDP2's parameter groups (from forward; medians do not add up)",
         frozenset({"bucket", "place", "steps", "a step", "wait ms"}),
     ),
     "call": (

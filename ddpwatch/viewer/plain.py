@@ -27,7 +27,7 @@ from ddpwatch.analysis.kept_steps import KEPT
 from ddpwatch.analysis.throughput import throughput_text
 from ddpwatch.analysis.window import summarise
 from ddpwatch.common.text import UNKNOWN, clean, counted, number, percent, plus_minus
-from ddpwatch.common.units import to_ms
+from ddpwatch.common.units import NS_PER_S, to_ms
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.names import report_command
 from ddpwatch.run import rundir
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ddpwatch.recording.reader import Recording
 
 EVERY_S = 2.0
+SELDOM_S = 60.0  # at most, while no step ends: each line that says the same comes after twice as long
 INDENT = " " * 10  # of lines about incidents: as far as the step
 HEADER = (
     f"{'step':>8}  {'it/s':>6}  {'step ms':>8}  {'overlap':>7}  {'exposed ms':>10}  {'in full':>10}  what stands out"
@@ -60,14 +61,34 @@ class RunLines:
         self.state = RunState()
         self._news = IncidentNews()
         self._has_pointed = self._has_named_torch = False
+        self._step: int | None = None
+        self._pause_ns = self._due_ns = 0
 
-    def lines(self) -> list[str]:
-        """Returns a line for each incident that has started or ended since the last look, then the run's state."""
+    def lines(self, last: bool = False) -> list[str]:
+        """Returns a line for each incident that has started or ended since the last look, then the run's state.
+
+        Args:
+            last: Whether the state has to be among them; it is seldom, while no step ends.
+        """
         state = self.state
         incidents = state.diagnosis.incidents()
         news = self._news.take_incidents(incidents, state.now_ns)
         changes = [line for item in news if item.incident.severity != "info" for line in _news_lines(item, state.unit)]
-        return [*self._pointer(), *self._untested_torch(), *changes, line(state, incidents)]
+        states = [line(state, incidents)] if self._is_due(bool(changes) or last) else []
+        return [*self._pointer(), *self._untested_torch(), *changes, *states]
+
+    def _is_due(self, is_new: bool) -> bool:
+        """Returns whether the state is worth a line, as it is new, or was said long enough ago."""
+        now_ns, newest = self.state.now_ns, self.state.newest_step()
+        step = None if newest is None else newest.step
+        if is_new or step != self._step:
+            self._pause_ns = 0
+        elif now_ns < self._due_ns:
+            return False
+        self._step = step
+        self._pause_ns = min(2 * self._pause_ns, int(SELDOM_S * NS_PER_S)) or int(EVERY_S * NS_PER_S)
+        self._due_ns = now_ns + self._pause_ns
+        return True
 
     def _pointer(self) -> list[str]:
         """Says once, on a host that shows only its own ranks, what to type for the whole run."""
@@ -221,7 +242,7 @@ def lines(endpoint: str, budget_ppm: int = 0) -> Iterator[str]:
                 state.apply_message(message, envelope.received_ns, envelope.frame)
     finally:
         source.close()
-    yield from run.lines()
+    yield from run.lines(last=True)
     yield from run.closing()
     yield from recorded_lines(state.status)
     if state.end is None and not source.over:
@@ -346,10 +367,11 @@ def print_lines(
     state = run.state
     state.diagnosis.places.read_from(source)
 
-    def print_line() -> None:
+    def print_line(last: bool = False) -> None:
         if speed is not None:
             sleep(max(state.now_ns - printed_ns, 0) / 1e9 / speed)
-        print("\n".join(run.lines()))
+        for text in run.lines(last):
+            print(text)
 
     print(HEADER)
     for message, envelope in frames:
@@ -358,7 +380,7 @@ def print_lines(
         if envelope.received_ns - printed_ns >= EVERY_S * 1e9:
             print_line()
             printed_ns = envelope.received_ns
-    print_line()
+    print_line(last=True)
     print(*run.closing(stretch), sep="\n")
 
 

@@ -217,11 +217,12 @@ def test_device_samples_count_with_all_else() -> None:
     assert size(hub) <= KEEP_BYTES
 
 
-def test_the_newest_stack_of_each_rank_is_kept() -> None:
+def test_the_newest_stacks_of_each_rank_are_kept() -> None:
+    """They show whose a stall was, also to whoever looks later."""
     hub = Hub(world_size=2)
-    stacks = [Stack(rank=rank, at_ns=at, since_ns=0, step=1, text="Thread 0x1") for at in (1, 2) for rank in (0, 1)]
+    stacks = [Stack(rank=rank, at_ns=at, since_ns=0, step=1, text="Thread 0x1") for at in range(20) for rank in (0, 1)]
     send(hub, *stacks)
-    assert kept(hub) == stacks[2:]
+    assert kept(hub) == stacks[-2 * (KEEP_STILL + 1) :]
     assert not hub.refused
 
 
@@ -440,6 +441,14 @@ def test_heartbeats_from_while_a_step_stood_still_are_kept() -> None:
     for at, number in enumerate(numbers):
         keep(hub, frames.beat(0, number, at_ns=at))
     assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [19, 20, 21, 41]
+    hub = Hub()
+    for number, late_ms in ((3, 0), (4, 700), (5, 0)):  # a stall may have one heartbeat, and a stack
+        keep(hub, frames.beat(0, number, at_ns=number))
+        keep(hub, Stack(rank=0, at_ns=number, since_ns=0, step=number, text="job.py", threads=1))
+        keep(hub, frames.step(0, number, late_ms=late_ms))
+    assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [4, 5]
+    assert [stack.at_ns for stack in kept(hub) if isinstance(stack, Stack)] == [3, 4, 5]
+    hub = Hub()
     for at in range(1000):
         keep(hub, frames.beat(0, 40, at_ns=100 + at))
     assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [*range(1099 - KEEP_STILL, 1100)]

@@ -10,7 +10,7 @@ import pytest
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.rules.memory_growth import MemoryGrowth
-from ddpwatch.analysis.diagnosis.standing import Standing
+from ddpwatch.analysis.diagnosis.standing import Standing, urgency
 from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.figures import RankMemory
 from ddpwatch.analysis.memory import NOT_MEASURED, Memory
@@ -90,6 +90,8 @@ def test_ranks_that_grow_on_one_host_share_what_is_left() -> None:
     found = host(60, lambda step: step, left=3000 * MB, peer=lambda step: 2 * step)
     assert sorted(one.ranks for one in found) == [(0,), (1,)]
     assert all(one.evidence.memory and one.evidence.memory.steps_left == pytest.approx(1000) for one in found)
+    assert all("(other ranks grow there, too)" in one.message for one in found)
+    assert max(found, key=urgency).ranks == max(reversed(found), key=urgency).ranks == (0,)  # it grows fastest
 
 
 def test_it_may_start_late_and_end() -> None:

@@ -222,6 +222,27 @@ class TestPauses:
         assert (found.ranks, found.since_step, found.until_step, found.steps) == ((1,), 20, 40, 2)
         assert found.evidence.longest_ms == 350 - 80
 
+    def test_a_mark_within_stalls_of_its_rank_is_no_pause_beside_them(self):
+        """A save of 14 ms, and 700 ms in which the disk was waited for: two pauses every 10 steps."""
+        messages, now = [hello(0), hello(1)], 0
+        for number in range(60):
+            long = 700 if number in (20, 30, 40, 50) else 0
+            start = START_NS + now * MS
+            if long:
+                messages.append(Mark(rank=1, kind="save", name="save", start_ns=start, end_ns=start + 14 * MS))
+                messages.append(beat(1, number, at_ns=start + 400 * MS, phase="input", since_ns=start, issued=None))
+                seen = {"phase": "", "issued": None, "since_ns": start + 5 * MS}
+                messages.append(beat(0, number, at_ns=start + 400 * MS, **seen))
+            both = [bare(0, number), bare(1, number)]
+            if number not in (20, 30, 40):
+                both = [step(0, number, wait_ms=long), step(1, number, late_ms=long)]
+            for one in both:
+                one.start_ns, one.duration_ns = start, (100 + long) * MS
+            messages += both
+            now += 100 + long
+        found = [one for one in state_of(messages).diagnosis.incidents() if one.kind == "pause"]
+        assert [(one.ranks, one.steps, one.period) for one in found] == [((1,), 4, 10)]
+
     def test_a_pause_after_a_step_s_last_launch_delays_the_next_step(self):
         """Others waited for it there for a rank that was late by chance, and it cost nothing here."""
         messages, now = [hello(0), hello(1)], 0

@@ -11,8 +11,9 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.seek import locate, parse_target
 from ddpwatch.report.build import report_of
 from ddpwatch.viewer.plain import HEADER, INDENT, replay_lines
-from ddpwatch.wire.messages import Hello, Status
+from ddpwatch.wire.messages import Bye, Hello, Status
 from tests.support.dashboards import ended_recording
+from tests.support.frames import beat
 from tests.support.runs import record, run_of
 from tests.tui.test_replay import eventful
 
@@ -60,6 +61,22 @@ def test_what_is_timed_in_full_is_counted(tmp_path: Path, capsys: pytest.Capture
     *_, before, last = [line for line in capsys.readouterr().out.splitlines() if "/" in line and line[7].isdigit()]
     assert " 50/50 " in before
     assert re.search(r" 50/50  rank 1 died", last)
+
+
+def test_a_hang_is_not_said_every_two_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of ten minutes, 300 lines said the same."""
+    frames = [(message, at_ns) for message, at_ns in run_of(steps=STEPS) if not isinstance(message, Bye)]
+    for second in range(600):
+        at_ns = frames[-1][1] + 10**9
+        for rank, phase in ((0, "sync"), (1, "input")):
+            since = {"since_ns": at_ns - second * 10**9}
+            frames.append((beat(rank, STEPS, phase, at_ns=at_ns, **since), at_ns))
+    replay_lines(Recording(record(tmp_path / "a.mcap", iter(frames))), sleep=pytest.fail)
+    out = capsys.readouterr().out
+    lines = [line for line in out.partition("\nincidents")[0].splitlines() if not line.startswith(INDENT)]
+    hung = [line for line in lines if "rank 1 is stuck" in line]
+    assert 10 < len(hung) < 30
+    assert " for 598 s" in hung[-1]
 
 
 def test_from_a_place_they_are_the_same(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:

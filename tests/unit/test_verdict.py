@@ -174,6 +174,11 @@ class TestVerdict:
         assert "its gap between optimizer and forward takes 47 ms longer" in one.text
         both = judged([hello(0), hello(1), *(after(12, n, r) for n in range(20) for r in range(2))])
         assert both.kind == "hidden"
+        assert "between optimizer and forward" not in both.text
+        most = judged([hello(0), hello(1), *(after(80, n, r) for n in range(20) for r in range(2))])
+        assert re.match("[45].? % of all ranks' time is between optimizer and forward; ", most.text)
+        assert "nothing stands out" not in most.text
+        assert most.next_step.startswith("see what the loop does between optimizer and forward")
 
     def test_what_is_over_is_mentioned(self):
         late = [(40 * (64 <= number < 84), 40 * (20 <= number < 60)) for number in range(140)]

@@ -210,9 +210,11 @@ def _lasts(incident: Incident, watched: Sequence[int]) -> bool:
     return KINDS[incident.kind].comes_back and (len(watched) <= held or watched[-held - 1] <= _until(incident))
 
 
-def urgency(incident: Incident) -> tuple[bool, bool, float]:
-    """Returns what orders incidents that count: errors come first, then what goes on, then what weighs most."""
-    return incident.severity == "error", _goes_on(incident), _weight(incident)
+def urgency(incident: Incident) -> tuple[bool, bool, float, float]:
+    """Returns what orders incidents that count: errors first, then what goes on, weighs most, or grows fastest."""
+    memory = incident.evidence.memory
+    grows = 0.0 if memory is None else memory.step_bytes
+    return incident.severity == "error", _goes_on(incident), _weight(incident), grows
 
 
 def is_ongoing(incident: Incident) -> bool:

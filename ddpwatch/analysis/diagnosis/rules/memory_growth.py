@@ -163,6 +163,7 @@ def _incident(rank: int, of: str, used: int, growth: _Growth, left: int, togethe
         return
     soon = left_s <= min(S_PER_HOUR, AHEAD * grown_s)
     whose = "its GPU" if of == "gpu" else "its host or cgroup"
+    whose += " (other ranks grow there, too)" if together > step_bytes else ""
     yield Incident(
         kind="memory",
         severity="error" if soon else "warning" if left_s <= DAY_S else "info",

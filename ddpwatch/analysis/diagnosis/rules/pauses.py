@@ -129,7 +129,8 @@ class Pauses:
     def incidents(self) -> list[Incident]:
         """Returns all that were found."""
         found = self._known()
-        found = [part for pause in found if not _is_trifle(pause) for part in pause.apart()]
+        stalls = {(pause.ranks, step) for pause in found if not pause.is_marked for step in pause.starts}
+        found = [part for pause in found if not _is_trifle(pause, stalls) for part in pause.apart()]
         for pause in found:
             pause.incident = pause.incident or _incident(pause)
         incidents = [(pause, pause.incident) for pause in found if pause.incident is not None]
@@ -329,10 +330,18 @@ def _is_profiled(across: StepAcrossRanks) -> bool:
     return any(step.status == PROFILED for step in across.ranks.values())
 
 
-def _is_trifle(pause: Pause) -> bool:
-    """Returns whether marks alone show it, and others waited next to nothing for it."""
-    is_marked = bool(pause.seen_ns or pause.unseen_ns)
-    return is_marked and pause.whole_cost_ns < (1 if pause.recurs else SHOWN_NS)
+def _is_trifle(pause: Pause, stalls: Collection[tuple[tuple[int, ...], int]]) -> bool:
+    """Returns whether marks alone show it, and others waited next to nothing for it, or it is a part of known stalls.
+
+    Args:
+        pause: It.
+        stalls: The ranks and steps of those that no mark explains.
+    """
+    if not pause.is_marked:
+        return False
+    if pause.starts and all((pause.ranks, step) in stalls for step in pause.starts):
+        return True
+    return pause.whole_cost_ns < (1 if pause.recurs else SHOWN_NS)
 
 
 def _all_wait_for_data(facts: StepFacts, excess: int) -> bool:

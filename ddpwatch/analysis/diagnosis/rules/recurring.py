@@ -107,6 +107,11 @@ class Pause:
             self.unseen_cost_ns += cost_ns
 
     @property
+    def is_marked(self) -> bool:
+        """Whether marks show it."""
+        return bool(self.seen_ns or self.unseen_ns)
+
+    @property
     def whole_cost_ns(self) -> int:
         """In a bare step, a mark costs as much of its length as in watched ones."""
         if self.ranks:  # it does not wait for itself, where it seemed to be one of all

@@ -55,6 +55,7 @@ _PY_SPY = "pip install py-spy"
 _LENGTHS = "group samples of similar length, so that all ranks' batches take as long"
 _TOO_SMALL = "the model is small for its network: larger batches per rank, or fewer updates, hide more"
 MOSTLY_EXPOSED = 0.5  # of a step
+BUSY = 10.0  # percent of a core that the busiest processes have together: less keeps nobody from one
 OTHERS = 0.2  # of the busiest processes' CPU time: what others than the ranks have, if it is worth stopping them
 _STOP, _FEWER = "stop what is not the job's", "start fewer threads and workers"
 AGAIN = 4  # starts of alike DataLoaders' workers: those of training, validation and a test start once each
@@ -268,14 +269,15 @@ def _device(incident: Incident, places: JobPlaces) -> str:
         return _BY_WORKERS[device.cause].format(more=places.more_workers)
     if isinstance(device, DeviceFigures) and device.cause in _BY_CAUSE:
         return at + _BY_CAUSE[device.cause]
-    if not (isinstance(device, DeviceFigures) and device.busy):
-        return f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: {_STOP}, or {_FEWER}"
+    busy = (device.busy if isinstance(device, DeviceFigures) else None) or []
     ranks = places.ranks_on(host)
-    others = [one for one in device.busy if one.pid not in ranks]
-    used, taken = (sum(one.cpu for one in busy) for busy in (device.busy, others))
+    others = [one for one in busy if one.pid not in ranks]
+    used, taken = (sum(one.cpu for one in some) for some in (busy, others))
+    if used < BUSY:
+        return f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: {_STOP}, or {_FEWER}"
     if taken < OTHERS * used:
-        return f"{at}most CPU time goes to the job: {processes_named(device.busy, ranks)}: {_FEWER}"
-    besides = "besides the ranks, " if len(others) < len(device.busy) else ""
+        return f"{at}most CPU time goes to the job: {processes_named(busy, ranks)}: {_FEWER}"
+    besides = "besides the ranks, " if len(others) < len(busy) else ""
     return f"{at}{besides}most CPU time goes to {processes_named(others, ranks)}: {_STOP}, or {_FEWER}"
 
 
@@ -286,7 +288,9 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     pinned = ", and pin_memory=True" if places.has_gpu() else ""
     if incident.kind in ("intermittent", "pause") and incident.period is not None and places.workers_start_again:
         return f"give the DataLoader persistent_workers=True: it waits again and again, as when workers start{pinned}"
-    return f"{places.faster_loader}{pinned}"
+    loader = f"{places.faster_loader}{pinned}"
+    alone = len(incident.ranks) == 1 and incident.period is None  # then it is not the loader that all have
+    return f"{places.lines_of(incident)}; or {loader}" if alone else loader
 
 
 def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None = None) -> str:

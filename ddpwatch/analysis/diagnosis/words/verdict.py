@@ -20,6 +20,8 @@ from ddpwatch.wire.messages import Bye
 
 Severity = Literal["none", "ok", "warn", "bad"]
 MOST_OTHERS = 2  # incidents that are named besides the worst
+MUCH_BETWEEN = 0.2  # of all ranks' time: what is not training
+_LOOP = "see what the loop does between optimizer and forward: DataLoader workers or a thread may do it meanwhile"
 NOTHING, NONE_OPEN = "nothing stands out", "no incident is ongoing"
 
 
@@ -96,6 +98,8 @@ def verdict(
             where = lost_text(lost, of="all ranks' time")
             text = f"{where}; {NONE_OPEN}{_past(incidents)}"
             found = Verdict("lost", "warn", text, next_step=lost.next_step)
+        if (found.severity == "ok" or found.kind == "lost") and lost is not None:
+            found = _with_gaps(found, lost)
     stopped = any(incident.kind == "stopped" for incident in incidents)
     return _prefixed(found, finished_steps, end, stopped)
 
@@ -187,6 +191,18 @@ def _healthy(
     if is_costly(sum(map(_cost, _worth_naming(incidents)))):
         return Verdict("lost", "warn", f"{NONE_OPEN}; {text}{_past(incidents)}")
     return Verdict("hidden", "ok", f"{NOTHING}; {text}{_past(incidents)}")
+
+
+def _with_gaps(found: Verdict, lost: LostTime) -> Verdict:
+    """Returns a verdict that says how much time lies between steps if that is much, and more than is lost."""
+    between = sum(account.ns for account in lost.accounts if (account.name, account.phase) == ("other", "between"))
+    share = between / max(1, lost.rank_ns)
+    if share < max(MUCH_BETWEEN, lost.share or 0.0):
+        return found
+    text = found.text.replace(NOTHING, NONE_OPEN).replace(" of all ranks' time lost", " lost", 1)
+    return replace(
+        found, text=f"{percent(share)} of all ranks' time is between optimizer and forward; {text}", next_step=_LOOP
+    )
 
 
 def _without_buckets(ranks: int, issued: bool | None) -> Verdict:
