@@ -176,7 +176,8 @@ def test_a_rank_that_had_no_core_does_the_same_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("longer", "ran", "is_core"), [(40.0, 0.0, True), (40.0, 0.05, True), (40.0, 0.2, False), (70.0, 0.0, False)]
+    ("longer", "ran", "is_core"),
+    [(40.0, 0.0, True), (40.0, 0.05, True), (40.0, 0.2, False), (65.0, 0.0, True), (90.0, 0.0, False)],
 )
 def test_what_a_rank_spends_more_for_want_of_a_core_is_not_its_code_s(longer: float, ran: float, is_core: bool) -> None:
     span_ns = 60 * 200 * MS  # of which it waits for a core for a quarter: 50 ms a step

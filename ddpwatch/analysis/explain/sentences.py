@@ -238,7 +238,7 @@ def _denied(own: SampledRank, peer: SampledRank) -> str:
 
 
 def _lacks_a_core(longer: Sequence[LineDifference], own: SampledRank, peer: SampledRank) -> bool:
-    """Returns whether a rank waited that much longer for a core than its peer, as it spends more in its lines.
+    """Returns whether a rank clearly waited for a core, other than its peer, in what it spends more in its lines.
 
     Not if it does more work: if it calls operators more often, or ran for half of that longer.
     """
@@ -249,7 +249,7 @@ def _lacks_a_core(longer: Sequence[LineDifference], own: SampledRank, peer: Samp
         (here or 0.0) * (own.step_ms or 0.0) - (there or 0.0) * (peer.step_ms or 0.0)
         for here, there in ((own.starved, peer.starved), (own.on_core, peer.on_core))
     )
-    return more_ms <= waited_ms and 2 * ran_ms <= more_ms
+    return CLEARLY * more_ms <= waited_ms and 2 * ran_ms <= more_ms
 
 
 def _both_denied(own: SampledRank, peer: SampledRank) -> str:
