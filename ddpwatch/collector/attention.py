@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from itertools import islice
+from itertools import accumulate, islice
 
 from msgspec import structs
 
@@ -96,7 +96,7 @@ class Attention:
         elif self._page is not None and (self.order is None or self.order.number != wanted.number):
             slot = self._open_slot()
             if slot is not None:
-                first = slot + LEAD_STEPS + self._steps_in(ORDER_LEAD_NS + self.lead_ns)
+                first = slot + LEAD_STEPS + self._usual_steps_in(ORDER_LEAD_NS + self.lead_ns)
                 self.follow_order(structs.replace(wanted, first_slot=first))
 
     def _all_introduced(self) -> bool:
@@ -117,11 +117,20 @@ class Attention:
 
     def _steps_in(self, ns: int) -> int:
         """Returns how many steps a rank finishes in that time at most, by the shortest of the newest that came."""
+        return ns // min(self._newest_ns(), default=ns + 1)
+
+    def _usual_steps_in(self, ns: int) -> int:
+        """Returns how many if it goes on as in the newest steps that came: each of them again, the shortest first."""
+        durations = sorted(self._newest_ns())
+        rounds, left = divmod(ns, sum(durations) or ns + 1)
+        return rounds * len(durations) + sum(at <= left for at in accumulate(durations))
+
+    def _newest_ns(self) -> list[int]:
+        """Returns how long the newest steps took, of the rank of which the newest came."""
         newest = max(
             (entry.steps for entry in self._ranks.values() if entry.steps),
             key=lambda steps: steps[-1].seq,
             default=deque(),
         )
         messages = (decode(envelope.frame) for envelope in islice(reversed(newest), RECENT_STEPS))
-        durations = [step.duration_ns for step in messages if isinstance(step, Step) and step.duration_ns]
-        return ns // min(durations, default=ns + 1)
+        return [step.duration_ns for step in messages if isinstance(step, Step) and step.duration_ns]

@@ -35,6 +35,7 @@ from ddpwatch.wire.control import Listen
 from ddpwatch.wire.keys import new_key_pair
 from ddpwatch.wire.messages import Bye, Device, EndReason, Hello, Message, encode
 from ddpwatch.wire.transport import ReceiveClock
+from tests.support import frames
 from tests.support.jobs import wait_for
 
 RUN = f"r{os.getpid()}"  # black boxes of all run directories on disks are in one place
@@ -240,6 +241,22 @@ def test_a_place_is_looked_for_once_and_not_for_each_of_a_thousand_ranks(
     asked.clear()
     assert collector._attention._open_slot() == 5
     assert len(asked) <= 2
+
+
+def test_an_order_begins_soon_where_steps_are_long_now_and_then(collector: Collector) -> None:
+    """It began 260 steps later, each fifth of which took 400 ms: when its viewer had given up."""
+    hello = Hello(run_id=RUN, rank=0, world_size=1, host="h", pid=1)
+    collector._hub.keep(hello, encode(hello), 1)
+    for number in range(20):
+        step = frames.step(0, number, duration_ns=(400 if number % 5 == 0 else 4) * frames.MS)
+        collector._hub.keep(step, encode(step), number)
+    box = BlackBox()
+    box.open(rundir.blackbox(RUN, 0))
+    box.begin_step(7, 5)
+    collector._attention.take_order(StackOrder(number=1, rank=0, peer=0, steps=40))
+    order = collector._attention.order
+    assert order is not None
+    assert 5 + LEAD_STEPS + 12 < order.first_slot < 5 + LEAD_STEPS + 20
 
 
 def test_orders_of_viewers_reach_the_ranks_one_after_the_other(

@@ -401,9 +401,10 @@ def _memory_grows(incident: Incident, places: JobPlaces) -> str:
     if memory is not None and memory.of == "gpu":
         record = "torch.cuda.memory._record_memory_history()"
         return f"see what keeps tensors in {who}: {record}, some steps later _dump_snapshot('memory.pickle')"
+    count = "sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())"
     return (
-        f"print Counter(map(type, gc.get_objects())).most_common(9) in {who} now and then: it shows whether tensors "
-        "(losses not detached) or other objects grow in number; else tracemalloc, which sees no tensors"
+        f"print {count} in {who} now and then: if it grows, tensors are kept (losses not detached, lists); else "
+        "tracemalloc, which sees no tensors"
     )
 
 
