@@ -18,6 +18,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from ddpwatch.analysis.device_samples import DeviceSamples
+from ddpwatch.analysis.diagnosis.thresholds import STALL_NS
 from ddpwatch.analysis.retention import KEEP_MARKS, KEEP_SAMPLES, KEEP_STEPS
 from ddpwatch.collector.nodes import not_its_to_send
 from ddpwatch.wire.messages import (
@@ -47,7 +48,6 @@ KEEP_RANK_MARKS = 16  # per rank at least
 KEEP_ALL_SAMPLES = 16_384  # of all ranks
 KEEP_EXCHANGES = 128  # per node: up to two every 2 s, for the two minutes over which offsets are fitted
 KEEP_STILL = 16  # heartbeats and stacks per rank of steps that stood still: they show for whom the others waited
-STILL_STEP_NS = 250_000_000  # a step that takes as long may be a stall
 KEEP_LAYOUTS = 4  # per rank and module
 KEEP_RANK_LAYOUTS = 256  # per rank
 KEEP_BYTES = 64 * 1024 * 1024
@@ -318,7 +318,7 @@ class Hub:
             return
         if isinstance(message, Step):
             self._keep_step(entry, envelope)
-            if message.step == entry.step and message.duration_ns >= STILL_STEP_NS:
+            if message.step == entry.step and message.duration_ns >= STALL_NS:
                 entry.stood = True
         elif isinstance(message, Mark):
             entry.marks.append(envelope)

@@ -130,7 +130,7 @@ async def test_without_an_answer_it_says_why():
 
 @pytest.mark.parametrize("frames", [[], hang(world=4)], ids=["waiting", "hang"])
 async def test_another_run_finds_it_open(frames):
-    """What was explained is void then; the dashboard ended by an IndexError."""
+    """The explanation is void then; the dashboard ended by an IndexError."""
     app = app_on()
     async with app.run_test(size=(80, 24)) as pilot:
         app.jobs.sources["run-1"].put_frames(frames)

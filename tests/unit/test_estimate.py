@@ -96,7 +96,7 @@ def test_each_length_counts_by_its_steps() -> None:
 
 @pytest.mark.parametrize("watched", [23, 2])
 def test_steps_that_become_long_at_last_have_no_negative_phases(watched: int) -> None:
-    """Of 48 long steps at the end, one is full, and half or two are watched, which is more than of the short ones."""
+    """One of 48 long steps at the end is full, and half or two are watched: a larger share than of the short ones."""
     short = [share(12 + n, 20, *((8, 8, 4) if n % 32 == 0 else (8,) if n % 8 == 0 else ())) for n in range(500)]
     long = [share(512 + n, 470, *((455, 455, 4) if not n else (455,) if n < watched else ())) for n in range(48)]
     found = estimated(*short, *long)

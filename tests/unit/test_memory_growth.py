@@ -71,7 +71,7 @@ def test_growth_in_each_step_goes_on_as_steps_take_longer() -> None:
 
 
 def test_what_grows_while_no_step_ends_is_no_growth_in_each_step() -> None:
-    """As in a long validation, after steps that all came within a second."""
+    """A long validation grows, after steps that all came within a second."""
     uses = iter([1010, *range(1000, 1063)])
     assert host(64, lambda _: next(uses), step_at=lambda second: 400 * min(second, 1)) == []
 

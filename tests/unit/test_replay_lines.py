@@ -64,7 +64,7 @@ def test_what_is_timed_in_full_is_counted(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_hang_is_not_said_every_two_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of ten minutes, 300 lines said the same."""
+    """Ten minutes of it were 300 lines that said the same."""
     frames = [(message, at_ns) for message, at_ns in run_of(steps=STEPS) if not isinstance(message, Bye)]
     for second in range(600):
         at_ns = frames[-1][1] + 10**9

@@ -20,6 +20,7 @@ from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
 from ddpwatch.analysis.diagnosis.rules.tail import Tail
+from ddpwatch.analysis.diagnosis.thresholds import STALL_NS
 from ddpwatch.analysis.diagnosis.words.wording import PAUSE_NOUNS, place, ranks_named
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.statistics import RollingMedian
@@ -28,7 +29,6 @@ from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.sampling.levels import PROFILED
 from ddpwatch.wire.messages import PAUSE_PHASES, Stack
 
-PAUSE_NS = 250_000_000  # longer than a usual step, at least
 WORTH = 0.01  # of a step, that collections cost which recur: less is no warning
 SHOWN_NS = 5_000_000  # what others wait for marks that do not recur: less is shown as 0 seconds
 LONE_NS = 1_000_000_000  # what others wait for one that does not recur: less is no warning, as a job starts with one
@@ -92,7 +92,7 @@ class Pauses:
         if len(self._durations) >= FEWEST:
             usual = self._durations.median
             excess = int(longest - usual)
-            if excess >= max(PAUSE_NS, PAUSE_STEPS * usual) and not _is_profiled(facts.across):
+            if excess >= max(STALL_NS, PAUSE_STEPS * usual) and not _is_profiled(facts.across):
                 self._add_stall(facts, excess, late, unusual=excess > self._tail.end(usual))
             if not facts.split.marked_ns:  # these have a known reason
                 self._tail.add_excess(excess, usual)
@@ -234,7 +234,7 @@ class Pauses:
         starts = {rank: across.start_of(rank) for rank in across.members} if across.comparable else {}
         lags = {rank: at - across.start_ns for rank, at in starts.items()}
         if self._lags is None:
-            self._lags = {rank: lag for rank, lag in lags.items() if lag >= PAUSE_NS}
+            self._lags = {rank: lag for rank, lag in lags.items() if lag >= STALL_NS}
         else:
             self._lags = {rank: lag for rank, lag in self._lags.items() if 2 * lags.get(rank, 0) >= lag}
 

@@ -108,7 +108,7 @@ class Pause:
 
     @property
     def is_marked(self) -> bool:
-        """Whether marks show it."""
+        """True if marks show it."""
         return bool(self.seen_ns or self.unseen_ns)
 
     @property
