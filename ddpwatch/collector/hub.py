@@ -18,8 +18,8 @@ from typing import cast
 from msgspec.structs import replace
 
 from ddpwatch.analysis.device_samples import DeviceSamples
-from ddpwatch.analysis.diagnosis.thresholds import STALL_NS
 from ddpwatch.analysis.retention import KEEP_MARKS, KEEP_SAMPLES, KEEP_STEPS
+from ddpwatch.analysis.step import STALL_NS
 from ddpwatch.collector.nodes import not_its_to_send
 from ddpwatch.wire.messages import (
     RANK_MESSAGES,

@@ -26,4 +26,3 @@ CONGESTION_S = 1_000.0  # each makes a sender of RDMA slower for some 50 µs
 LINK_ERRORS_S = 1.0  # a healthy PCIe or NVLink makes none for hours
 ANY_S = 1e-3  # any at all: uncorrected memory errors, XIDs, OOM kills, links that go down
 WORSE_FACTOR = 1.5  # than before, or than with the peers, is a device or a link: what load does is less
-STALL_NS = 250_000_000  # by which a stall is longer than a usual step, at least

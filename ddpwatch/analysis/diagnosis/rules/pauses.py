@@ -20,9 +20,8 @@ from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
 from ddpwatch.analysis.diagnosis.rules.tail import Tail
-from ddpwatch.analysis.diagnosis.thresholds import STALL_NS
 from ddpwatch.analysis.diagnosis.words.wording import PAUSE_NOUNS, place, ranks_named
-from ddpwatch.analysis.step import PHASES
+from ddpwatch.analysis.step import PHASES, STALL_NS
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.common.text import in_ms
 from ddpwatch.common.units import NS_PER_MS
