@@ -22,6 +22,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddpwatch.run.blackbox import PHASES
+from ddpwatch.sampling.stack_order import CUT_SHORT
 from ddpwatch.wire.messages import (
     FEATURES,
     GPU,
@@ -192,7 +193,12 @@ _RULES: dict[type[Message], dict[str, Callable[[Any], Any]]] = {
     },
     Beat: {"phase": _PHASE, "activity": _word("activity", "data|save|compile|validation|graph")},
     Stack: {"text": _stack},
-    StackSamples: {"lines": _lines, "trace": lambda trace: b"", "obstacle": _word("obstacle", _OBSTACLES)},
+    StackSamples: {
+        "lines": _lines,
+        "trace": lambda trace: b"",
+        "obstacle": _word("obstacle", _OBSTACLES),
+        "cut_short": _word("reason", "|".join(CUT_SHORT)),
+    },
     Mark: {"name": _word("mark"), "off": _word("feature", "|".join(FEATURES))},
     Device: {
         "host": _word("host"),

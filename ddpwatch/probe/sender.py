@@ -31,7 +31,18 @@ from ddpwatch.probe.stacks import StackTaker
 from ddpwatch.run import rundir
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import RestFile
-from ddpwatch.wire.messages import STACK_SAMPLES, WATCHING, Beat, Bye, Group, Hello, Layout, Message, encode
+from ddpwatch.wire.messages import (
+    STACK_SAMPLES,
+    WATCHING,
+    Beat,
+    Bye,
+    Group,
+    Hello,
+    Layout,
+    Message,
+    StackSamples,
+    encode,
+)
 
 REST_S = 0.4
 ASKED_REST_S = 0.1  # on rank 0, until the other ranks have found it
@@ -40,7 +51,7 @@ FIRST_LOOK_S = 0.05  # pause before the second look for the collector
 SETTLE_NS = 500_000_000
 STOP_S = 0.6  # a little longer than a socket holds on to the last frames
 STARTING_S = 3.0  # from the start; a job that ends earlier waits that long for a collector that is not there yet
-ANSWER_S = STOP_S / 2  # at a job's end, for what ranks ask rank 0
+ANSWER_S = STOP_S / 2  # at a job's end, for what ranks ask rank 0, and for samples under way
 KEEP_LAYOUTS = 4  # per module, for a collector that was started again
 
 
@@ -86,7 +97,7 @@ class Sender(threading.Thread):
         self._guard = guard
         self._heartbeat = heartbeat or Heartbeat(rank, recorder)
         self.stacks = StackTaker(rank, threading.get_ident())  # it is made on the training thread
-        self._sampling = StackSampling(rank, recorder, queue.post, guard, self._heartbeat.doing)
+        self._sampling = StackSampling(rank, recorder, self._post_samples, guard, self._heartbeat.doing)
         self._starting_until_s = time.monotonic() + STARTING_S
         self._stopping = threading.Event()
         self._goodbye: Bye | None = None
@@ -100,6 +111,11 @@ class Sender(threading.Thread):
         self._introduction: deque[Message] = deque()  # still to be sent again
         self._refused = 0
         self._reported_cpu_ns = 0
+
+    def _post_samples(self, samples: StackSamples) -> None:
+        """Wakes this thread, too: somebody waits for them."""
+        self._queue.post(samples)
+        self._queue.wakes.put(None)
 
     @cached_property
     def _context(self) -> transport.Context:
@@ -276,11 +292,13 @@ class Sender(threading.Thread):
         return record.settled() or (record.resolved and now - record.end > SETTLE_NS)
 
     def _send_rest(self) -> None:
-        """Sends all that is left, settled or not, and the goodbye."""
+        """Sends all that is left, settled or not, what was sampled until now, and the goodbye."""
         self._guard.run(WATCHING, self._queue.make_steps, True)
         self._send_messages()
         while self._queue.records:
             self._send_steps(self._queue.records.popleft())
+        self._guard.run(STACK_SAMPLES, self._sampling.finish, ANSWER_S)
+        self._send_messages()
         if self._goodbye is not None:
             self._send(self._goodbye)
         self._answer_the_last()

@@ -31,7 +31,7 @@ from ddpwatch.probe.profiling import Profiling
 from ddpwatch.probe.recorder import StepRecorder
 from ddpwatch.probe.stacks import frames_of_others
 from ddpwatch.probe.thread_counters import thread_counters
-from ddpwatch.sampling.stack_order import StackOrder
+from ddpwatch.sampling.stack_order import OTHER_ORDER, PARTIAL, RUN_ENDED, TOO_LONG, StackOrder
 from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, SampledLine, StackSamples
 
 PERIOD_S: Final = 0.01  # on average, or longer; at random, or a step could be in step with it
@@ -77,6 +77,7 @@ class StackSampling:
         self._native_id = threading.get_native_id()
         self._taken = 0
         self._stopping = threading.Event()
+        self._thread_of_order: threading.Thread | None = None
 
     def follow_order(self) -> None:
         """Starts to sample if that is ordered, in place of what was ordered before."""
@@ -88,24 +89,40 @@ class StackSampling:
         if self._rank in (order.rank, order.peer):
             self._stopping = threading.Event()
             work = PROFILES if order.profiler else STACK_SAMPLES, self._sample, order, self._stopping
-            threading.Thread(target=self._guard.run, args=work, name="ddpwatch-stacks", daemon=True).start()
+            started = threading.Thread(target=self._guard.run, args=work, name="ddpwatch-stacks", daemon=True)
+            self._thread_of_order = started
+            started.start()
 
     def stop(self) -> None:
         """Ends what is under way."""
         self._stopping.set()
+
+    def finish(self, most_s: float) -> None:
+        """Ends what is under way, and waits until its samples are posted, but for `most_s` at most."""
+        self.stop()
+        if self._thread_of_order is not None:
+            self._thread_of_order.join(most_s)
 
     def _sample(self, order: StackOrder, stopping: threading.Event) -> None:
         lease, slots = self._recorder.lease, range(order.first_slot, order.first_slot + order.steps)
         self._recorder.input_elements, lease.sampled = {}, slots
         try:
             samples = self.profiling.samples if order.profiler else self._samples
-            found = samples(order, slots, stopping, time.monotonic() + MOST_S)
+            found = samples(order, slots, stopping, until_s := time.monotonic() + MOST_S)
+            found.ordered = max(0, order.steps - PARTIAL)
+            if self._recorder.slot < slots.stop:
+                found.cut_short = self._why_cut(order, stopping, until_s)
             if elements := self._recorder.input_elements:
                 found.input_elements = [elements.get(slot, 0) for slot in found.slots]
             self._post(found)
         finally:
             if lease.sampled is slots:
                 lease.sampled = range(0)
+
+    def _why_cut(self, order: StackOrder, stopping: threading.Event, until_s: float) -> str:
+        if stopping.is_set():
+            return RUN_ENDED if self._taken == order.number else OTHER_ORDER
+        return TOO_LONG if time.monotonic() >= until_s else ""
 
     def _samples(self, order: StackOrder, slots: range, stopping: threading.Event, until_s: float) -> StackSamples:
         recorder, pause = self._recorder, Random()

@@ -17,6 +17,10 @@ from ddpwatch.wire.messages import Count, Rank
 MOST_STEPS: Final = 100_000
 MOST_PROFILED: Final = 20  # steps: each event takes memory
 PARTIAL: Final = 2  # steps that are not sampled whole: the first and the last
+RUN_ENDED: Final = "the run ended"  # why fewer were sampled; the same
+OTHER_ORDER: Final = "another order came"
+TOO_LONG: Final = "they took too long"
+CUT_SHORT: Final = (RUN_ENDED, OTHER_ORDER, TOO_LONG)
 EXPLAIN: Final = "DDPWATCH_EXPLAIN"  # of the job's environment: when to ask by itself
 FIRST_INCIDENT: Final = "first-incident"
 _FORM: Final = re.compile(rb"([0-9]{1,10})\.([0-9]{1,7})\.([0-9]{1,7})\.([0-9]{1,6})(\.profiler)?")

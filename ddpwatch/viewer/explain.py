@@ -13,6 +13,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.turned_off import Off
 from ddpwatch.analysis.explain.explanation import Explanation, explain, explain_hang
+from ddpwatch.analysis.explain.sentences import EARLIER
 from ddpwatch.common.text import spans
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS, PARTIAL, StackOrder
@@ -79,7 +80,7 @@ class StackRequest:
         if (off := self._off(state)) is not None:
             raise DdpwatchError(off.message, "the job goes on")
         if state.end is not None:
-            raise DdpwatchError("the run has ended before its steps were sampled", "give fewer --steps")
+            raise DdpwatchError("the run ended before its ranks had sent any samples", EARLIER)
         raise DdpwatchError(
             f"rank {self.order.rank} has sent no samples",
             "it does not go on, is watched by an older ddpwatch, or its node has no memory that processes share",

@@ -498,7 +498,8 @@ class StackSamples(msgspec.Struct, tag="stack_samples", tag_field="type", kw_onl
     a sample, and ``cpu_ns`` the CPU time of the sampling. What the operating system says of the training thread for
     the same time is None if it does not: how long it ran, how long it waited for a core, how often it was made to leave
     one, and how many pages came from a disk. ``input_elements`` are those of the tensors that the model was called with
-    in each of the ``slots``, 0 where that is not known, or nothing.
+    in each of the ``slots``, 0 where that is not known, or nothing. ``ordered`` is how many whole steps were asked for,
+    and ``cut_short`` why there are fewer, if there are.
 
     With ``profiler``, it is what torch's profiler says instead: the ``lines`` are operators, or what a GPU did, with
     their ``calls``, and in place of samples are times without what they call. All ``slots`` are whole, ``cpu_ns`` is
@@ -527,6 +528,8 @@ class StackSamples(msgspec.Struct, tag="stack_samples", tag_field="type", kw_onl
     profiler: bool = False
     calls: Column = []
     input_elements: Column = []
+    ordered: Count = 0
+    cut_short: Name = ""
     obstacle: Name = ""
     trace: Annotated[bytes, Meta(max_length=MAX_TRACE_BYTES)] = b""
 

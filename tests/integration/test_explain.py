@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
@@ -16,10 +17,12 @@ from types import SimpleNamespace
 import pytest
 
 from ddpwatch.analysis.explain.explanation import Explanation
-from ddpwatch.analysis.explain.lines import LineDifference
+from ddpwatch.analysis.explain.lines import FEWEST_STEPS, LineDifference
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.explained import explained_in
+from ddpwatch.run import blackbox, rundir
 from ddpwatch.run.rundir import RunInfo
+from ddpwatch.sampling.lease import Lease
 from ddpwatch.sampling.stack_order import MOST_PROFILED
 from ddpwatch.viewer.explain import explain_live
 from ddpwatch.viewer.live_source import LiveSource
@@ -30,6 +33,7 @@ pytestmark = [pytest.mark.xdist_group("explain"), pytest.mark.seconds(70)]  # on
 SCRIPT = SCRIPTS / "explained.py"
 STEPS = 40
 MOST = 3  # times as many, if these show nothing surely
+ENDLESS = 10_000
 CALLS = 20  # of an operator
 
 
@@ -42,6 +46,7 @@ class Explained(SimpleNamespace):
     by_default: dict[str, object]
     profiled: CompletedProcess[str]
     own: Explanation
+    cut_short: Explanation
     missing: str
     recording: Path
 
@@ -79,7 +84,7 @@ def ask_all(folder: Path) -> Explained:
         found.profiled = ddpwatch("explain", info.run_id, "--rank", "1", "--with", "0", *profile)
         begin(folder, "own")
         found.own, _ = explain_live(LiveSource(info.publish), 1, 0, None, lambda line: None, profiler=True)
-        begin(folder, "over")
+        found.cut_short = ask_at_the_end(info, folder)
         assert job.wait() == 0, job.output()
     return found
 
@@ -90,6 +95,24 @@ def begin(folder: Path, case: str) -> None:
     new.write_text(case)
     new.rename(folder / "case")
     wait_for(lambda: all((folder / rank).exists() and (folder / rank).read_text() == case for rank in "01"), case)
+
+
+def ask_at_the_end(info: RunInfo, folder: Path) -> Explanation:
+    """Asks for more steps than the job has left, and ends it once it has been sampled for some."""
+    begin(folder, "forward")
+    lease = Lease()
+    lease.open(rundir.lease(info.run_id))
+
+    def is_sampled() -> bool:
+        boxes = [blackbox.read(box) for box in rundir.blackboxes(info.run_id, (0, 1))]
+        order = lease.order()
+        return order is not None and all(box is not None and box.slot > order.first_slot + STEPS for box in boxes)
+
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask, info, ENDLESS)
+        wait_for(is_sampled, "steps that were ordered")
+        begin(folder, "over")
+        return asked.result()
 
 
 def ask(info: RunInfo, steps: int = STEPS) -> Explanation:
@@ -137,6 +160,13 @@ def test_ranks_that_are_alike_do_not_differ(explained: Explained) -> None:
     assert "spends" not in explained.alike.text
 
 
+def test_what_was_sampled_until_the_job_ended_is_shown_and_kept(explained: Explained) -> None:
+    found = explained.cut_short
+    assert re.search(rf"\bmask_spans\(\) .*; of {found.steps} of {ENDLESS} steps: the run ended$", found.text)
+    assert FEWEST_STEPS <= found.steps < ENDLESS
+    assert found.text in {each.text for each in explained_in(Recording(explained.recording))}
+
+
 def test_what_the_sampling_and_the_machine_did_is_known(explained: Explained) -> None:
     for found in (explained.alike, *explained.of_case.values()):
         for rank in found.ranks:
@@ -157,7 +187,7 @@ def test_the_late_rank_is_explained_by_default(explained: Explained) -> None:
 
 def test_a_recording_has_the_explanations(explained: Explained) -> None:
     shown = ddpwatch("explain", str(explained.recording)).stdout
-    answers = (explained.alike, *explained.of_case.values(), explained.own)
+    answers = (explained.alike, *explained.of_case.values(), explained.own, explained.cut_short)
     for found in answers:
         assert found.text in shown
     asked = [*(found.text for found in answers), explained.profiled.stdout.splitlines()[0]]

@@ -48,7 +48,7 @@ def noisy(mean: float, seed: int, steps: int = 60, spread: float = 0.3) -> list[
     return [max(0.0, random.gauss(mean, spread * mean)) for _ in range(steps)]
 
 
-def a_pair(**about: int) -> list[StackSamples]:
+def a_pair(**about: Any) -> list[StackSamples]:
     """Rank 3 spends 61 ms more in `augment`, while rank 0 waits for it."""
     crop = noisy(41, 1)
     here = [(LOSS, noisy(50, 2)), (CROP, crop), (CROP_TOO, noisy(20, 3)), (FEED, noisy(4, 4))]

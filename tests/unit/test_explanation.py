@@ -20,7 +20,7 @@ from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.tables import explanation_table
 from ddpwatch.report.text import render_report
-from ddpwatch.sampling.stack_order import MOST_PROFILED, PARTIAL, StackOrder
+from ddpwatch.sampling.stack_order import FIRST_INCIDENT, MOST_PROFILED, PARTIAL, RUN_ENDED, StackOrder
 from ddpwatch.viewer.explain import SAMPLED_S, request_of
 from ddpwatch.viewer.first_incident import FirstIncident
 from ddpwatch.viewer.state import RunState
@@ -221,6 +221,22 @@ def test_too_few_steps_are_not_compared(steps: int) -> None:
     assert "few steps" in found.text or "not sampled in a whole step" in found.text
     assert not any(line.certain for line in found.lines)
     assert "next: sample more steps: `ddpwatch explain --rank 3 --steps 100`" in render_explanation(found)
+
+
+@pytest.mark.parametrize(
+    ("steps", "says", "then"),
+    [
+        (60, r"rank 3 spends .* of blocks\.2; of 60 of 200 steps: the run ended", "look at what augment"),
+        (4, r"too few steps of rank 3 were .*, 4 of 200 steps: the run ended", f"next time, .*{FIRST_INCIDENT}"),
+    ],
+)  # fmt: skip
+def test_what_the_end_of_the_run_has_cut_short_is_said_so(steps: int, says: str, then: str) -> None:
+    pair = a_pair(ordered=200, cut_short=RUN_ENDED)
+    pair[1].slots = [slot + 60 - steps for slot in pair[1].slots]
+    found = explain(pair)
+    assert found is not None
+    assert re.fullmatch(says, found.text)
+    assert re.match(then, found.next_step)
 
 
 def test_a_screen_holds_it() -> None:

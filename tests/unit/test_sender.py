@@ -21,8 +21,11 @@ from ddpwatch.probe.send_queue import BACKLOG, SendQueue
 from ddpwatch.probe.sender import Sender
 from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
-from ddpwatch.wire.messages import Beat, Bye, Hello, Layout, Message, Step, decode
+from ddpwatch.sampling.lease import LeasePage
+from ddpwatch.sampling.stack_order import PARTIAL, RUN_ENDED, StackOrder
+from ddpwatch.wire.messages import Beat, Bye, Hello, Layout, Message, StackSamples, Step, decode
 from tests.support.guards import noting
+from tests.support.jobs import wait_for
 from tests.support.runs import hello_of
 
 BYE = Bye(rank=0, by="rank", reason="finished", at_ns=1)
@@ -115,13 +118,15 @@ def test_each_step_of_a_stretch_is_sent_and_lost_as_one(tmp_path: Path) -> None:
 
 
 class Frames:
-    """A sink that keeps the steps."""
+    """A sink that keeps the steps, and all messages."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.messages: list[Message] = []
 
     def send(self, data: bytes, flags: int = 0) -> None:
-        if isinstance(message := decode(data), Step):
+        self.messages.append(message := decode(data))
+        if isinstance(message, Step):
             self.steps.append(message)
 
     def close(self) -> None:
@@ -177,6 +182,25 @@ def test_they_do_not_overtake_the_steps_before(idle: tuple[Sender, SendQueue, Fr
     before.resolved = True
     sender._send_settled()
     assert [step.step for step in frames.steps] == [0, 1, 2]
+
+
+def test_what_was_sampled_until_the_end_is_sent_before_the_goodbye(
+    idle: tuple[Sender, SendQueue, Frames], tmp_path: Path
+) -> None:
+    """It was lost: the thread that samples posted it once nobody sent any more."""
+    sender, _, frames = idle
+    page, recorder = LeasePage(tmp_path / "r.lease"), sender._recorder
+    recorder.lease.open(tmp_path / "r.lease")
+    page.order(StackOrder(77, 0, 1, 60, 0))
+    sender._send_settled()
+    wait_for(lambda: recorder.lease.sampled, "it samples")
+    sender._stopping.set()
+    sender._goodbye = BYE
+    sender._send_rest()
+    *_, samples, bye = frames.messages
+    assert isinstance(samples, StackSamples)
+    assert (samples.ordered, samples.cut_short) == (60 - PARTIAL, RUN_ENDED)
+    assert bye == BYE
 
 
 def test_a_rank_that_ends_before_rank_0_has_answered_waits_a_little(

@@ -33,7 +33,7 @@ from ddpwatch.probe.stack_sampling import (
 )
 from ddpwatch.probe.stacks import dump
 from ddpwatch.sampling.lease import FULL_PPM, Lease, LeasePage
-from ddpwatch.sampling.stack_order import StackOrder, parse_topic
+from ddpwatch.sampling.stack_order import OTHER_ORDER, PARTIAL, RUN_ENDED, StackOrder, parse_topic
 from ddpwatch.wire.messages import StackSamples, decode, encode
 from tests.support.jobs import wait_for
 
@@ -236,6 +236,7 @@ def test_it_samples_the_ordered_steps_once_and_ends(rank: Rank, monkeypatch: pyt
     assert samples.count
     assert sum(samples.sample_ns) == samples.end_ns - samples.start_ns
     assert samples.cpu_ns
+    assert (samples.ordered, samples.cut_short) == (ORDER.steps - PARTIAL, "")
     assert rank.errors == []
     assert not rank.recorder.lease.sampled
     rank.sampling.follow_order()
@@ -285,9 +286,8 @@ def test_other_ranks_sample_nothing(order: StackOrder | None, rank: Rank) -> Non
 def test_a_rank_that_stands_still_or_ends_sends_what_it_has(rank: Rank) -> None:
     rank.recorder.begin_update(5, "input", 0)
     rank.follow(ORDER)
-    rank.sampling.stop()
-    assert rank.done.wait(60)
-    assert len(rank.posted) == 1
+    rank.sampling.finish(60)
+    assert [samples.cut_short for samples in rank.posted] == [RUN_ENDED]
 
 
 def test_an_order_takes_the_place_of_the_one_before(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,10 @@ def test_an_order_takes_the_place_of_the_one_before(rank: Rank, monkeypatch: pyt
     while len(rank.posted) < 2:
         rank.done.clear()
         rank.step_until_done(monkeypatch)
-    assert [samples.order for samples in rank.posted] == [1, 77]
+    assert [(each.order, each.ordered, each.cut_short) for each in rank.posted] == [
+        (1, 1000 - PARTIAL, OTHER_ORDER),
+        (77, 0, ""),
+    ]
 
 
 def test_an_error_turns_off_the_samples_alone(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:

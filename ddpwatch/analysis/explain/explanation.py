@@ -21,7 +21,7 @@ from ddpwatch.analysis.explain.lines import (
     whole_steps,
     with_calls,
 )
-from ddpwatch.analysis.explain.sentences import STACKS, sentences
+from ddpwatch.analysis.explain.sentences import STACKS, cut_short, sentences
 from ddpwatch.wire.messages import StackSamples
 
 KEPT_ORDERS = 64
@@ -107,6 +107,7 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     obstacle = next((each for each in (own, peer) if each is not None and each.obstacle), None)
     if obstacle is None:
         text, following = sentences(own, lines, phases, ranks, len(slots), input_ratio(own, peer, slots))
+        text, following = cut_short(text, following, own, peer, len(slots))
     else:
         text = f"rank {obstacle.rank} was not profiled: {obstacle.obstacle}"
         following = STACKS.format(own.rank)

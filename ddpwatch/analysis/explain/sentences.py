@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ddpwatch.analysis.explain.lines import FEWEST_STEPS, WORTH, LineDifference, SampledRank
 from ddpwatch.common.text import number, percent
-from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS
+from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT, MOST_PROFILED, MOST_STEPS, RUN_ENDED
 from ddpwatch.wire.messages import GPU, OUTSIDE, StackSamples
 
 MATTERS = 0.05  # of a step: other lines do not say whether all take longer
@@ -16,6 +16,7 @@ SPREAD = 2.0  # how many times more or less than all others a line may grow, whe
 STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
 ALL_STARVED = 0.2  # of the time, both do; as many as make the node's pressure a cause
 MOST_NAMED = 2  # lines, where the second differs by half as much at least
+EARLIER = f"next time, run the job with {EXPLAIN}={FIRST_INCIDENT}, which asks as soon as a rank is late"
 MORE_STEPS = 100  # to sample after too few, at least
 STACKS = "sample stacks, which say where: `ddpwatch explain --rank {}`"
 _SAMPLED = "`ddpwatch explain --rank {} --steps {}`"
@@ -96,6 +97,18 @@ def sentences(
     if denied and (again in following or following == _SLOW_MACHINE or said.endswith(_LARGER)):
         following = _NO_CORE
     return "; ".join(filter(None, (said, larger, denied))), following
+
+
+def cut_short(said: str, following: str, own: StackSamples, peer: StackSamples | None, steps: int) -> tuple[str, str]:
+    """Returns what is said, and what to do next, with why fewer steps were sampled than were asked for."""
+    why = own.cut_short or ("" if peer is None else peer.cut_short)
+    if not why or steps >= own.ordered:
+        return said, following
+    of_all = f"{steps} of {own.ordered} steps"
+    if steps >= FEWEST_STEPS:
+        return f"{said}; of {of_all}: {why}", following
+    few = f"too few steps of rank {own.rank} were sampled to say why it is late, {of_all}: {why}"
+    return few, EARLIER if why == RUN_ENDED else following
 
 
 def _alike(own: StackSamples, grown: _Grown, inputs: float | None) -> tuple[str, str]:
