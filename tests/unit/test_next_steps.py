@@ -114,6 +114,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
     ("incident", "words"),
     [
         (Incident("exposed_comm", "warning", ""), "`ddpwatch whatif 'my run.mcap'`"),
+        (Incident("exposed_comm", "warning", "", evidence=starved()), "workers; else `ddpwatch whatif 'my run.mcap'`"),
+        (Incident("straggler", "warning", "", (1,), "gc", evidence=starved()), "workers; else call gc.freeze()"),
         (Incident("straggler", "warning", "", (1,), "backward", evidence=starved()),
          "on node-a, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"),
         (Incident("slow_device", "info", "", evidence=starved("cpu_pressure")), "`ps -eo pid,pcpu,comm --sort=-pcpu`"),

@@ -217,6 +217,8 @@ def test_what_comes_back_keeps_the_figures_of_its_cause_for_the_next_step() -> N
     assert (found.device, found.evidence.device) == ("CPU starved", starved)
     assert found.evidence.watched_steps == 430  # of which it struck those of both
     assert "who has the cores" in next_step(found, JobPlaces())
+    (found,) = rejoined([before, replace(again, cost_ns=before.cost_ns + 1)])
+    assert (found.device, found.evidence.device) == ("", None)  # a brief spell's cause is not that of all
 
 
 def test_the_tick_comes_back_once_little_is_lost() -> None:

@@ -12,7 +12,7 @@ from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import BucketLayout, Layout, RankSample, Span, Step
-from tests.support.frames import MS, START_NS, diagnosed, hello, state_of, step
+from tests.support.frames import MS, START_NS, diagnosed, hello, layout, state_of, step, synchronous
 
 STEPS = 100
 SECOND = 1000 * MS
@@ -175,6 +175,37 @@ def test_threads_that_take_the_cores_from_each_other() -> None:
 @pytest.mark.parametrize(("threads", "cores", "waits"), [(8, 2, 0.01), (1, 2, 0.5), (1, 1, 0.5), (0, 0, 0.5)])
 def test_threads_that_have_cores_or_that_nobody_counted(threads: int, cores: int, waits: float) -> None:
     assert not incidents_of(crowded(threads, cores, waits), "too_many_threads")
+
+
+# -- cores that all ranks are short of ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("waits", "is_why"), [(0.06, True), (0.04, False)])
+def test_transfers_that_wait_for_cores_have_these_as_their_cause(waits: float, is_why: bool) -> None:
+    """They take 10 % of a step. The network was said to be why, beside two busy loops on two cores."""
+    (found,) = incidents_of(crowded(threads=0, cores=0, waits=waits), "exposed_comm")
+    assert found.device == ("CPU starved: waited 6 % of the time for a core" if is_why else "")
+    assert ("start fewer threads and workers; else `ddpwatch whatif" in found.next_step) is is_why
+    assert found.next_step.startswith("`ddpwatch whatif") is not is_why
+
+
+@pytest.mark.parametrize("waits", [0.3, 0.04])
+def test_a_rank_that_is_late_while_all_are_short_of_cores(waits: float) -> None:
+    """It was late for two seconds by where it ran, and that was over before the first sample came."""
+    steps = [one for ranks in synchronous([(0, 40)] * 20 + [(0, 0)] * 60) for one in ranks]
+    run, wait = int(0.5 * SECOND), int(waits * SECOND)
+    samples = [
+        RankSample(rank=rank, at_ns=START_NS + at * SECOND, span_ns=SECOND, wait_ns=wait, run_ns=run)
+        for at in range(1, 4)
+        for rank in range(2)
+    ]
+    state = state_of([hello(0, 2), hello(1, 2), layout(), *steps[:60], *samples, *steps[60:]])
+    (found,) = incidents_of(state, "straggler")
+    assert (found.ranks, found.until_step, found.open) == ((1,), 19, False)
+    is_why = waits > 0.1
+    assert found.device == ("CPU starved: waited 30 % of the time for a core" if is_why else "")
+    assert ("start fewer threads and workers; else " in found.next_step) is is_why
+    assert found.next_step.endswith("names the lines in which rank 1 spends more")
 
 
 # -- buffers, and buckets of one parameter --------------------------------------------------------------------

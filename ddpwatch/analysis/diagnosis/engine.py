@@ -61,6 +61,7 @@ from ddpwatch.wire.messages import (
 MOST_SPLITS = 16_384  # with the bare steps between them
 LATENESS = ""  # instead of a phase: how much later a rank launches the last bucket
 KEEP_FACTS = 16  # newest watched steps that may still show why
+SETTLED_NS = 3 * LOOK_AGAIN_NS  # after which samples of a time are here, and looked at
 SHARED = 0.25  # of a streak's late steps: with so many in a known one, it is the same
 _Watch = tuple[int, str]  # a group, and by what its ranks are compared: a phase, or `LATENESS`
 
@@ -84,6 +85,7 @@ class Diagnosis:
         self._ledger = Ledger()
         self._groups: dict[_Watch, GroupLateness] = {}
         self._late: dict[tuple[_Watch, int], LateRank] = {}  # open, by what showed them, and rank
+        self._closing: list[LateRank] = []  # over, but samples of their time are still to come
         self._ended: list[Incident] = []
         self._job_groups = groups = groups or Groups()
         self._liveness = RankLiveness(groups)
@@ -183,6 +185,8 @@ class Diagnosis:
         split.blamed = {late.streak.rank for late in self._late.values()}.union(split.delays)
         self._pauses.add_step(facts, self._late.values())
         self._rules.add_step(facts)
+        if self._closing:
+            self._settle(split.end_ns)
         if self._standing.is_due(self._now_ns):
             self._standing.look(self._rejoined(), self._judged, self.lost().share, self._now_ns)
 
@@ -290,6 +294,13 @@ class Diagnosis:
         late = self._late.pop(key)
         late.end()
         if not late.streak.dissolved:
+            self._closing.append(late)
+
+    def _settle(self, now_ns: int) -> None:
+        """Takes the incidents of late ranks that are over as they are, once samples of their time are here."""
+        settled = [late for late in self._closing if now_ns - late.end_ns >= SETTLED_NS]
+        for late in settled:
+            self._closing.remove(late)
             self._keep(self._incident(late))
 
     def _keep(self, incident: Incident) -> None:
@@ -342,11 +353,15 @@ class Diagnosis:
         streak = late.streak
         ended = (one for one in self._ended if one.until_step is not None and one.until_step >= streak.since)
         as_late = {rank for one in ended for rank in one.ranks} | {rank for _, rank in self._late}
+        as_late |= {late.streak.rank for late in self._closing if late.streak.until >= streak.since}
         stage = self._job_groups.with_stage_of(streak.rank)
         return bool(stage) and stage <= as_late | {streak.rank}
 
     def _device_cause(self, late: LateRank, phase: str) -> DeviceCause | None:
-        """Returns what the rank's devices did meanwhile; looked up again now and then, while it lasts."""
+        """Returns what the rank's devices did meanwhile, or what it was short of like its peers.
+
+        Looked up again now and then, while it lasts, and until samples of that time are here.
+        """
         key = late.streak.rank, late.streak.since
         known = self._causes.get(key)
         if known is None or self._now_ns - known[0] >= LOOK_AGAIN_NS:
@@ -354,6 +369,8 @@ class Diagnosis:
             found = self._devices.cause(*span, late.gain or 0.0)
             if found is None and phase == "data":
                 found = self._devices.workers(*span)
+            elif found is None and phase not in PAUSE_PHASES.values():
+                found = self._devices.shortage(*span, late.gain or 0.0)
             known = self._causes[key] = (self._now_ns, found)
             if len(self._causes) > KEEP_INCIDENTS:
                 del self._causes[next(iter(self._causes))]
@@ -383,6 +400,7 @@ class Diagnosis:
             late = [self._incident(late) for late in self._late.values()]
             found = [
                 *late,
+                *map(self._incident, self._closing),
                 *self._ended,
                 *self._rules.incidents(self._names),
                 *self._liveness.deaths(self._now_ns),

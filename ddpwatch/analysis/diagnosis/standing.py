@@ -106,14 +106,13 @@ def _joined(before: Incident, now: Incident) -> Incident:
     shown, other = (now, before) if now.open or now.cost_ns >= before.cost_ns else (before, now)
     struck = (*before.struck, *now.struck) if before.struck and now.struck else ()
     watched = [steps for one in (before, now) if (steps := one.evidence.watched_steps) is not None]
-    both = Evidence(
-        watched_steps=sum(watched) if watched else None, device=None if shown.device else other.evidence.device
-    )
+    known = other if not shown.device and other.cost_ns >= shown.cost_ns else shown  # whose cause is that of most
+    both = Evidence(watched_steps=sum(watched) if watched else None, device=known.evidence.device)
     return replace(
         shown,
         severity=min(before.severity, now.severity, key=SEVERITIES.index),
         phase=shown.phase or other.phase,
-        device=shown.device or other.device,
+        device=known.device,
         evidence=shown.evidence | both,
         since_step=before.since_step,
         until_step=max(_until(before), _until(now)),

@@ -146,26 +146,29 @@ class DeviceCauses:
         """
         window = _Window(start_ns, end_ns, self._offsets)
         seen = self._of_all(window) if rank is None else self._of(rank, window)
+        process = {} if rank is None else _known(self._ranks.now(rank, window))
+        return self._worst(seen, share, window, process)
+
+    def shortage(self, rank: int | None, start_ns: int, end_ns: int, share: float) -> DeviceCause | None:
+        """Returns what a rank, or all (None), were short of in that time, also if they were before, or its peers are.
+
+        The arguments are those of `cause`: a shortage has to explain half of that share. None if it was of nothing.
+        """
+        window = _Window(start_ns, end_ns, self._offsets)
+        seen = self._of_all(window, changed=False) if rank is None else self._of(rank, window, changed=False)
+        names = SHORTAGES if rank is None else DENIED  # that some thread waited is no word on this rank
+        return self._worst((each for each in seen if each.signal.name in names), share, window, {})
+
+    def _worst(
+        self, seen: Iterable[_Found], share: float, window: _Window, process: Mapping[str, float]
+    ) -> DeviceCause | None:
+        """Returns the one that weighs most of those that explain what took that share of the time, with the others."""
         found = sorted((each for each in seen if self._explains(each, share, window)), key=lambda each: -each.weight)
         if not found:
             return None
-        process = {} if rank is None else _known(self._ranks.now(rank, window))
         also = [self._text(each) for each in found[1:]]
         figures = found[0].figures(process=process, also=also)
         return DeviceCause(self._text(found[0]), replace_fields(figures, busy=self._busy_on(found[0], window)))
-
-    def shortage(self, start_ns: int, end_ns: int, share: float) -> DeviceFigures | None:
-        """Returns how short of cores all ranks were in that time, also if they were before; None if they were not.
-
-        The arguments are those of `cause`: a shortage has to explain half of that share.
-        """
-        window = _Window(start_ns, end_ns, self._offsets)
-        found = [
-            *self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window, changed=False),
-            *self._hosts.causes_of_all(self._hosts.past, (CPU_PRESSURE,), window, changed=False),
-        ]
-        each = next((each for each in found if self._explains(each, share, window)), None)
-        return None if each is None else replace_fields(each.figures(), busy=self._busy_on(each, window))
 
     def workers(self, rank: int | None, start_ns: int, end_ns: int) -> DeviceCause | None:
         """Returns what limits the DataLoader's workers that a rank, or all (None), waited for in that time."""
@@ -220,21 +223,21 @@ class DeviceCauses:
         found += [denied for each in hosts for denied in self._hosts.denied(each, window, excess_ns)]
         return max(found, default=Denied(0.0, ""))
 
-    def _of(self, rank: int, window: _Window) -> Iterator[_Found]:
+    def _of(self, rank: int, window: _Window, changed: bool = True) -> Iterator[_Found]:
         host, gpu = self._host_of(rank), self.placement.gpus.get(rank)
-        yield from self._ranks.causes_of(rank, self._ranks.past, RANK_SIGNALS, window)
+        yield from self._ranks.causes_of(rank, self._ranks.past, RANK_SIGNALS, window, changed)
         if gpu is not None:
-            yield from self._gpus.causes_of(gpu, self._gpus_in_use(), GPU_SIGNALS, window)
+            yield from self._gpus.causes_of(gpu, self._gpus_in_use(), GPU_SIGNALS, window, changed)
         own_waits = self._ranks.now(rank, window)["wait"] is not None
         signals = HOST_SIGNALS if own_waits else HOST_WIDE
-        yield from self._hosts.causes_of(host, self._hosts.past, signals, window)
+        yield from self._hosts.causes_of(host, self._hosts.past, signals, window, changed)
 
-    def _of_all(self, window: _Window) -> Iterator[_Found]:
-        own_waits = list(self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window))
+    def _of_all(self, window: _Window, changed: bool = True) -> Iterator[_Found]:
+        own_waits = list(self._ranks.causes_of_all(self._ranks.past, RANK_SIGNALS, window, changed))
         yield from own_waits
-        yield from self._gpus.causes_of_all(self._gpus_in_use(), GPU_SIGNALS, window)
+        yield from self._gpus.causes_of_all(self._gpus_in_use(), GPU_SIGNALS, window, changed)
         signals = HOST_SIGNALS if own_waits else HOST_WIDE
-        yield from self._hosts.causes_of_all(self._hosts.past, signals, window)
+        yield from self._hosts.causes_of_all(self._hosts.past, signals, window, changed)
 
     def _explains(self, found: _Found, share: float, window: _Window) -> bool:
         """Returns whether it explains what took that share of the time: if it is a shortage, half of it.
@@ -377,9 +380,14 @@ class _Level:
         return dict(zip(self.fields, means, strict=True))
 
     def causes_of(
-        self, key: Hashable, others: Iterable[Hashable], signals: Iterable[Signal], window: _Window
+        self,
+        key: Hashable,
+        others: Iterable[Hashable],
+        signals: Iterable[Signal],
+        window: _Window,
+        changed: bool = True,
     ) -> Iterator[_Found]:
-        """Yields what made one of them worse than the others are, or, if there are none, than it was."""
+        """Yields what was bad of one of them, and, if that is asked, worse than the others, or else than before."""
         row = self.now(key, window)
         high = [signal for signal in signals if (signal.value(row) or 0.0) >= signal.least]
         if not high:
@@ -389,7 +397,7 @@ class _Level:
         for signal in high:
             before, peers = signal.compared(then), p50(signal.compared(each) for each in around)
             reference = before if peers is None else peers
-            if reference is not None and _is_worse(signal, row, reference):
+            if not changed or (reference is not None and _is_worse(signal, row, reference)):
                 yield _Found(signal, row, self.host_of[key], signal.value(row) or 0.0, before, peers)
 
     def causes_of_all(

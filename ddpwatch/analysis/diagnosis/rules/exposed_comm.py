@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.buckets import bus_bandwidths
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, ModuleBucket, Severity
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.level_shift import WINDOW, WORTH_A_LOOK, HighShare, Spell
@@ -25,11 +26,13 @@ class ExposedComm:
     """Finds it as steps come.
 
     Args:
+        devices: What may be why: a transfer waits for cores, too.
         link: What has slowed transfers: those that are exposed because they became slower are its incident.
         repeated: What need not be transferred, and is an incident of its own, as are buffers.
     """
 
-    def __init__(self, link: SlowLink, repeated: RepeatedReduction) -> None:
+    def __init__(self, devices: DeviceCauses, link: SlowLink, repeated: RepeatedReduction) -> None:
+        self._devices = devices
         self._link = link
         self._repeated = repeated
         self._share = HighShare(EXPOSED_SHARE, self._rest_ns)
@@ -99,7 +102,8 @@ class ExposedComm:
         rates = self._rates.get(bucket) if bucket is not None else None
         busbw = None if rates is None else [rates.median]
         evidence = incident.evidence | Evidence(bucket_place=place or None, busbw_gbps=busbw)
-        return replace(incident, module=module, bucket=index, evidence=evidence)
+        found = replace(incident, module=module, bucket=index, evidence=evidence)
+        return because(found, spell.cause_by(partial(self._devices.shortage, None, share=spell.share)))
 
     def _place(self, bucket: ModuleBucket) -> str:
         """Returns whether it is the first one, in the middle, the last one, or the only one; "" if not known."""

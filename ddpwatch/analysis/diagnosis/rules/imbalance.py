@@ -8,8 +8,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
-from ddpwatch.analysis.diagnosis.causes.device_signals import SHORTAGES
-from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause, DeviceCauses, because
+from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses, because
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.late.cause import StepFacts
 from ddpwatch.analysis.diagnosis.rules.level_shift import KEEP_SPLITS, WINDOW, HighShare, Spell
@@ -70,12 +69,9 @@ class Imbalance:
     def _incident(self, spell: Spell, is_open: bool) -> Incident:
         sentence = partial(imbalance_sentence, spell.share)
         # No warning: noise of ranks that share cores does the same.
-        return because(spell.incident("imbalance", "info", sentence, "", is_open), self._cause(spell))
-
-    def _cause(self, spell: Spell) -> DeviceCause | None:
-        """Returns what denied the ranks their cores meanwhile: nothing else makes them late by turns."""
-        cause = spell.cause_by(partial(self._devices.cause, None, share=spell.share))
-        return cause if cause is not None and cause.evidence.cause in SHORTAGES else None
+        found = spell.incident("imbalance", "info", sentence, "", is_open)
+        # Nothing else makes ranks late by turns
+        return because(found, spell.cause_by(partial(self._devices.shortage, None, share=spell.share)))
 
 
 def imbalance_sentence(share: float, is_open: bool) -> str:

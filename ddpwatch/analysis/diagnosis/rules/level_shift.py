@@ -10,7 +10,7 @@ from itertools import islice
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause
-from ddpwatch.analysis.diagnosis.incident import DeviceFigures, Evidence, Incident, Severity
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.thresholds import ENOUGH_STEPS, KEEP_ENDED, OVER_SHARE, WORTH_SAYING
 from ddpwatch.common.statistics import RollingMedian, median
@@ -113,7 +113,7 @@ class Spell:
     end_ns: int = 0
     cause: DeviceCause | None = None
     looked_ns: int = 0
-    shortage: DeviceFigures | None = None
+    shortage: DeviceCause | None = None
     phase: str = ""
     is_normal: bool = False
 

@@ -27,14 +27,14 @@ class Rules:
     """Hands each step to all rules, and collects what they find.
 
     Args:
-        devices: What may be why all ranks are slower.
+        devices: What may be why all ranks are slower, or wait.
     """
 
     def __init__(self, devices: DeviceCauses) -> None:
         self._link = SlowLink(devices)
         self._repeated = RepeatedReduction()
         self._buffers = Buffers()
-        self._exposed = ExposedComm(self._link, self._repeated)
+        self._exposed = ExposedComm(devices, self._link, self._repeated)
         self._imbalance = Imbalance(devices)
         self._input = SlowInput(devices)
         self._drift = RunDrift(devices)

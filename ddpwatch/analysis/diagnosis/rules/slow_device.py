@@ -66,7 +66,7 @@ class SlowDevice(Spells):
         if cause is not None and cause.evidence.before is not None:
             return cause
         if self.lasting is not None:
-            self.lasting.shortage = self._devices.shortage(start_ns, end_ns, gain)
+            self.lasting.shortage = self._devices.shortage(None, start_ns, end_ns, gain)
         return None
 
     def incidents(self) -> list[Incident]:
@@ -78,7 +78,8 @@ class SlowDevice(Spells):
         severity: Severity = "info" if cause is None or cause.evidence.cause in SHORTAGES else "warning"
         sentence = partial(_sentence, longer, "" if cause else spell.phase)
         incident = spell.incident("slow_device", severity, sentence, "" if cause else spell.phase, is_open)
-        evidence = Evidence(longer=longer, stayed=spell.is_normal or None, device=spell.shortage)
+        short = None if spell.shortage is None else spell.shortage.evidence
+        evidence = Evidence(longer=longer, stayed=spell.is_normal or None, device=short)
         return because(replace(incident, gain=spell.gain, evidence=evidence), cause)
 
 

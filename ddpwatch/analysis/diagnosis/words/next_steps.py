@@ -10,12 +10,14 @@ import shlex
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ddpwatch.analysis.diagnosis.incident import (
     AccountName,
     DeviceFigures,
     End,
+    Evidence,
     Incident,
     LostTime,
     collective_failed,
@@ -243,12 +245,18 @@ class JobPlaces:
 
 def _late(incident: Incident, places: JobPlaces) -> str:
     """Returns what to do about late ranks: by what is wrong with their devices, else by the phase."""
-    if text := _device(incident, places):
-        return text
+    text, device = _device(incident, places), incident.evidence.device
+    if incident.ranks and isinstance(device, DeviceFigures) and device.cause not in {**_BY_CAUSE, **_BY_WORKERS}:
+        return f"{text}; else {_by_phase(incident, places)}"  # a shortage of cores, which its peers may have as well
+    return text or _by_phase(incident, places)
+
+
+def _by_phase(incident: Incident, places: JobPlaces) -> str:
+    """Returns what to do about late ranks whose devices are well."""
     if incident.phase in _BY_PAUSE:
         return _BY_PAUSE[incident.phase]
     if incident.phase == "data":
-        return _input(incident, places)
+        return _input(replace(incident, evidence=Evidence()), places)
     if not incident.ranks:
         return "find the phase that grows: record the run, and compare its first steps with its last (report --steps)"
     irregular = incident.kind == "intermittent" and incident.period is None
@@ -317,8 +325,10 @@ def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None
 
 def _exposed(incident: Incident, places: JobPlaces) -> str:
     """Returns what to do about exposed transfers; of more than half of a step, no overlap could hide all."""
-    text = _exposed_by(places, incident.module, incident.bucket)
-    return f"{text}; {_TOO_SMALL}" if (incident.evidence.share_of_step or 0.0) > MOSTLY_EXPOSED else text
+    text, other = _device(incident, places), _exposed_by(places, incident.module, incident.bucket)
+    if text:
+        return f"{text}; else {other}"
+    return f"{other}; {_TOO_SMALL}" if (incident.evidence.share_of_step or 0.0) > MOSTLY_EXPOSED else other
 
 
 def _pause(incident: Incident, places: JobPlaces) -> str:
