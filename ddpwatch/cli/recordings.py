@@ -17,6 +17,7 @@ from ddpwatch.cli.shared import (
     opened,
     print_json,
     print_note,
+    recording_of,
     resolve,
     say,
 )
@@ -279,11 +280,11 @@ def explain(
         raise UsageError(f"--how {how[:50]!r} is unknown", "give stacks or profiler")
     if trace is not None:
         check_output(trace)
-    if target is not None and is_recording(target):
-        if rank is not None or peer is not None or steps is not None:
-            raise UsageError("--rank, --with and --steps are for live runs", "a recording has what was sampled then")
-        found = explained_in(opened(Path(target)))
-        profile = [] if trace is None else profile_in(opened(Path(target)))
+    if (file := recording_of(target)) is not None:
+        if peer is not None or steps is not None:
+            raise UsageError("--with and --steps are for live runs", "a recording has what was sampled then")
+        found = explained_in(opened(file), rank)
+        profile = [] if trace is None else profile_in(opened(file))
     else:
         from ddpwatch.viewer.explain import explain_live
         from ddpwatch.viewer.live_source import LiveSource

@@ -74,6 +74,20 @@ def is_recording(target: str) -> bool:
     return "://" not in target and (Path(target).exists() or is_path(target))
 
 
+def recording_of(target: str | None) -> Path | None:
+    """Returns the recording that is meant, or that a run has left which has ended; None for a live run."""
+    from ddpwatch.run import rundir
+
+    if target is not None and is_recording(target):
+        return Path(target)
+    if "://" in (name := target or "") or any(info.run_id.startswith(name) for info in rundir.live_runs()):
+        return None
+    left = next(iter(rundir.last_views_of(name)), None)
+    if left is not None:
+        print_note(f"{rundir.run_of(left)} has ended")
+    return left
+
+
 def is_plain(plain: bool) -> bool:
     """Returns whether lines are printed. Keys come from stdin, and textual draws on stderr, wherever that leads.
 

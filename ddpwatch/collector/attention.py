@@ -12,15 +12,13 @@ from msgspec import structs
 
 from ddpwatch.collector.hub import RankEntry
 from ddpwatch.run import blackbox, rundir
-from ddpwatch.sampling.lease import LeasePage
-from ddpwatch.sampling.stack_order import StackOrder
+from ddpwatch.sampling.lease import LEAD_STEPS, LeasePage
+from ddpwatch.sampling.stack_order import LEAD_NS, StackOrder
 from ddpwatch.wire.messages import Hello, Step, decode
 
-LEAD_STEPS = 2  # from the step that is open to the first of a new budget
 INTRODUCED_NS = 5_000_000_000  # then no longer is waited for ranks that have not said hello
 RECENT_STEPS = 16  # by which the length of a step is judged
 NODES_LEAD_NS = 500_000_000  # if other nodes have to get it first
-ORDER_LEAD_NS = 1_000_000_000  # of an order, which sender threads read when they wake
 _log = logging.getLogger("ddpwatch.collector")
 
 
@@ -96,7 +94,7 @@ class Attention:
         elif self._page is not None and (self.order is None or self.order.number != wanted.number):
             slot = self._open_slot()
             if slot is not None:
-                first = slot + LEAD_STEPS + self._usual_steps_in(ORDER_LEAD_NS + self.lead_ns)
+                first = slot + LEAD_STEPS + self._usual_steps_in(LEAD_NS + self.lead_ns)
                 self.follow_order(structs.replace(wanted, first_slot=first))
 
     def _all_introduced(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddpwatch.analysis.diagnosis.words.wording import call_lines
 from ddpwatch.analysis.explain.explanation import Explanation, Explanations
 from ddpwatch.analysis.explain.lines import SampledRank
-from ddpwatch.common.text import UNKNOWN, clean, number, percent, table
+from ddpwatch.common.text import UNKNOWN, clean, number, percent, spans, table
 from ddpwatch.errors import UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.report.tables import explanation_table
@@ -20,8 +20,8 @@ _LEAST_OF_PLACE = 6  # of a file's name and line
 _SAMPLED = ("in", "gap ms", "cost", "ran", "starved", "preempted", "disk pages")
 
 
-def explained_in(recording: Recording) -> list[Explanation]:
-    """Returns what was explained while it was recorded.
+def explained_in(recording: Recording, rank: int | None = None) -> list[Explanation]:
+    """Returns what was explained while it was recorded, of one rank or of all.
 
     Raises:
         UsageError: Nothing was.
@@ -30,9 +30,11 @@ def explained_in(recording: Recording) -> list[Explanation]:
     for message, _ in recording:
         if isinstance(message, StackSamples):
             found.add_samples(message)
-    if not (explanations := found.all()):
+    if not (explanations := [each for each in found.all() if rank in (None, each.rank)]):
         hint = f"run the job with {EXPLAIN}={FIRST_INCIDENT}, or ddpwatch explain while it is recorded"
-        raise UsageError(f"{recording.path}: no stacks were sampled", hint)
+        others = spans(sorted({each.rank for each in found.all()}))
+        which = f"those sampled are of {others}, and not of rank {rank}" if others else "no stacks were sampled"
+        raise UsageError(f"{recording.path}: {which}", hint)
     return explanations
 
 

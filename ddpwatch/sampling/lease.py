@@ -32,6 +32,7 @@ FULL_PPM = 1_000_000  # of a step: whatever full steps cost
 NORMAL_PPM = 10_000
 DETAILS = {"low": 0, "normal": NORMAL_PPM, "high": FULL_PPM, "full": FULL_PPM}
 LEASE_NS = 2_000_000_000
+LEAD_STEPS = 2  # from the step that is open to the first of a new budget, or of an order
 LONGEST_NS = 60_000_000_000  # a deadline further away is a false one
 _WORDS = 10
 _KIND, _DEADLINE, _FIRST_TERM, _SECOND_TERM, _ORDER, *_ORDERED = range(_WORDS)  # the other fields of a `StackOrder`

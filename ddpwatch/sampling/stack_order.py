@@ -16,6 +16,7 @@ from ddpwatch.wire.messages import Count, Rank
 
 MOST_STEPS: Final = 100_000
 MOST_PROFILED: Final = 20  # steps: each event takes memory
+LEAD_NS: Final = 1_000_000_000  # to its first step, at least: sender threads read it when they wake
 PARTIAL: Final = 2  # steps that are not sampled whole: the first and the last
 RUN_ENDED: Final = "the run ended"  # why fewer were sampled; the same
 OTHER_ORDER: Final = "another order came"

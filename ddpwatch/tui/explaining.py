@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.explain.explanation import Explanation, explain_hang
+from ddpwatch.analysis.explain.sentences import EARLIER
 from ddpwatch.common.text import clean
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.report.explained import tables_below
@@ -61,7 +62,7 @@ class Explaining:
     def _request_of(self, rank: int | None, profiler: bool) -> StackRequest:
         session = self._session
         if session.replay or session.over or session.state.end is not None:
-            raise UsageError("no stacks were sampled", "that is possible while a run is live")
+            raise UsageError("no stacks were sampled", EARLIER)
         return request_of(session.state, rank, clock=self._clock, profiler=profiler)
 
     def withdraw(self) -> None:

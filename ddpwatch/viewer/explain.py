@@ -15,8 +15,10 @@ from ddpwatch.analysis.diagnosis.words.turned_off import Off
 from ddpwatch.analysis.explain.explanation import Explanation, explain, explain_hang
 from ddpwatch.analysis.explain.sentences import EARLIER
 from ddpwatch.common.text import spans
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.errors import DdpwatchError, UsageError
-from ddpwatch.sampling.stack_order import MOST_PROFILED, MOST_STEPS, PARTIAL, StackOrder
+from ddpwatch.sampling.lease import LEAD_STEPS
+from ddpwatch.sampling.stack_order import LEAD_NS, MOST_PROFILED, MOST_STEPS, PARTIAL, StackOrder
 from ddpwatch.viewer.live_source import LiveSource, snapshot
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, WATCHING, StackSamples, Status, Step
@@ -27,6 +29,7 @@ SAMPLED_S = 3.0  # unless a number of steps is given,
 PERIOD_S = 60.0  # or the rank is late, or pauses, in every so many steps: then so long at most
 SAMPLED_STEPS = 10  # at least; the same
 HANG_S = 3.0  # without a step, before something is ordered
+RECENT_STEPS = 50  # by which it is judged what a step takes, as everywhere in the dashboard
 ANSWER_S = 10.0  # beyond what the steps take twice
 
 
@@ -55,7 +58,8 @@ class StackRequest:
         order = self.order
         beside = "" if order.compared_with is None else f" and rank {order.peer}"
         how = "profiling" if order.profiler else "sampling"
-        return f"{how} rank {order.rank}{beside} for {order.steps} steps, some {order.steps * self.step_s:.0f} s"
+        takes_s = LEAD_NS / NS_PER_S + (LEAD_STEPS + order.steps) * self.step_s
+        return f"{how} rank {order.rank}{beside} for {order.steps} steps, some {takes_s:.0f} s"
 
     def is_over(self, state: RunState) -> bool:
         """Returns whether no more samples will come: all are there, some cannot come any more, or it takes too long."""
@@ -121,6 +125,9 @@ def explain_live(
             state.apply_message(message, envelope.received_ns, envelope.frame)
         if (hang := _hang_found(source, state)) is not None:
             return explain_hang(hang), []
+        kept = [found for found in state.explanations.all() if rank in (None, found.rank)]
+        if kept and _over(state, rank):
+            return kept[-1], []
         request = request_of(state, rank, peer, steps, profiler=profiler)
         say(request.text)
         source.order_stacks(request.order)
@@ -132,13 +139,21 @@ def explain_live(
     return request.answer(state), list(state.explanations.answer(request.order.number).values())
 
 
+def _over(state: RunState, rank: int | None) -> str:
+    """Returns that the run, or that rank, has ended; empty as long as it goes on."""
+    if state.end is not None:
+        return "the run has ended"
+    known = None if rank is None else state.ranks.get(rank)
+    return "" if known is None or known.bye is None else f"rank {rank} has ended"
+
+
 def _hang_found(source: LiveSource, state: RunState) -> Incident | None:
     """Returns the hang that lasts. One shows in heartbeats that come from now on, unless a step comes.
 
     Once it shows, waits for one more status: some ranks' stacks may arrive a moment later.
     """
     hang = hang_of(state.diagnosis.incidents())
-    for message, envelope in _frames(source, HANG_S):
+    for message, envelope in () if state.end is not None else _frames(source, HANG_S):
         state.apply_message(message, envelope.received_ns, envelope.frame)
         if isinstance(message, Step) and hang is None:
             break
@@ -169,6 +184,8 @@ def request_of(
             state.status.whole.replace("attach", "explain", 1),
         )
     late = _late_ranks(state)
+    if over := _over(state, rank):
+        raise UsageError(over, EARLIER)
     if rank is None:
         if not late:
             raise UsageError(NOBODY_LATE, _choice(_watched(state)))
@@ -231,10 +248,10 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _step_s(state: RunState, rank: int) -> float:
-    durations = [across.longest_ns for across in state.steps.values() if across.ordinary and rank in across.members]
-    if not durations:
+    newest = [across.longest_ns for across in state.steps.values() if across.ordinary and rank in across.members]
+    if not newest:
         raise UsageError(f"rank {rank} has taken no step yet that counts", "try again in some steps")
-    return max(fmean(durations) / 1e9, 1e-4)
+    return max(fmean(newest[-RECENT_STEPS:]) / NS_PER_S, 1e-4)
 
 
 def _frames(source: LiveSource, patience_s: float) -> Iterator[Frame]:

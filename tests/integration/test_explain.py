@@ -47,6 +47,7 @@ class Explained(SimpleNamespace):
     profiled: CompletedProcess[str]
     own: Explanation
     cut_short: Explanation
+    afterwards: str
     missing: str
     recording: Path
 
@@ -86,6 +87,7 @@ def ask_all(folder: Path) -> Explained:
         found.own, _ = explain_live(LiveSource(info.publish), 1, 0, None, lambda line: None, profiler=True)
         found.cut_short = ask_at_the_end(info, folder)
         assert job.wait() == 0, job.output()
+        found.afterwards = ddpwatch("explain", info.run_id, "--rank", "1").stdout
     return found
 
 
@@ -165,6 +167,7 @@ def test_what_was_sampled_until_the_job_ended_is_shown_and_kept(explained: Expla
     assert re.search(rf"\bmask_spans\(\) .*; of {found.steps} of {ENDLESS} steps: the run ended$", found.text)
     assert FEWEST_STEPS <= found.steps < ENDLESS
     assert found.text in {each.text for each in explained_in(Recording(explained.recording))}
+    assert explained.afterwards.startswith(found.text)
 
 
 def test_what_the_sampling_and_the_machine_did_is_known(explained: Explained) -> None:

@@ -35,7 +35,7 @@ async def test_the_late_rank_is_sampled_and_explained(size, keys):
     async with app.run_test(size=size) as pilot:
         await watching(pilot, run(60, late_rank=1))
         await pilot.press(*keys)
-        assert shown(app) == ["sampling rank 1 and rank 0 for 24 steps, some 3 s: 0 s so far"]
+        assert shown(app) == ["sampling rank 1 and rank 0 for 24 steps, some 5 s: 0 s so far"]
         ordered = app.jobs.sources["run-1"].ordered
         await until(pilot, lambda: ordered)
         assert (ordered[0].rank, ordered[0].peer) == (1, 0)
@@ -58,7 +58,7 @@ async def test_the_late_rank_is_profiled():
     async with app.run_test(size=(80, 24)) as pilot:
         await watching(pilot, run(60, late_rank=1))
         await pilot.press("X")
-        assert shown(app) == ["profiling rank 1 and rank 0 for 20 steps, some 3 s: 0 s so far"]
+        assert shown(app) == ["profiling rank 1 and rank 0 for 20 steps, some 4 s: 0 s so far"]
         ordered = app.jobs.sources["run-1"].ordered
         await until(pilot, lambda: ordered)
         assert ordered[0].profiler

@@ -1,14 +1,20 @@
-"""``ddpwatch explain`` asked at the moment at which a hang shows."""
+"""``ddpwatch explain`` asked at the moment at which a hang shows, or once the run has ended."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import pytest
+from msgspec.structs import replace
+
+from ddpwatch.errors import UsageError
+from ddpwatch.sampling.stack_order import FIRST_INCIDENT
 from ddpwatch.viewer.explain import explain_live
 from ddpwatch.viewer.live_source import LiveSource
-from ddpwatch.wire.messages import Message, Stack
+from ddpwatch.wire.messages import Message, Stack, StackSamples
 from tests.support.dashboards import FakeSource
-from tests.support.frames import beat, hello, status
+from tests.support.frames import beat, bye, hello, run, status
+from tests.support.sampled import a_pair
 
 LINES = ("waits.py:7 in f", "waits.py:7 in f", "held.py:9 in g")
 
@@ -32,3 +38,23 @@ def test_stacks_that_come_a_moment_later_are_waited_for() -> None:
     found, _ = explain_live(cast("LiveSource", source), None, None, None, lambda line: None)
     assert "ranks 0, 1 wait at waits.py:7 in f" in found.text
     assert "rank 2 holds up the others at held.py:9 in g" in found.text
+
+
+@pytest.mark.parametrize("last", [[bye()], []], ids=["run", "rank"])
+def test_what_was_sampled_is_shown_once_the_rank_has_ended(last: list[Message]) -> None:
+    """It said that no rank of that number is watched."""
+    of_rank_1 = [replace(each, rank=each.rank // 3, explained=1) for each in a_pair()]
+    frames = [*run(12), *of_rank_1, bye(0), bye(1), *last, status()]
+    found, _ = explain_live(source_of(frames), 1, None, None, pytest.fail)
+    assert found.text.startswith("rank 1 spends ")
+    with pytest.raises(UsageError, match="has ended") as refused:
+        explain_live(
+            source_of([each for each in frames if not isinstance(each, StackSamples)]), 1, None, None, pytest.fail
+        )
+    assert FIRST_INCIDENT in refused.value.hint
+
+
+def source_of(frames: list[Message]) -> LiveSource:
+    source = FakeSource()
+    source.put(frames)
+    return cast("LiveSource", source)

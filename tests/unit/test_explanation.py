@@ -11,6 +11,7 @@ from ddpwatch.analysis.explain.explanation import SHOWN_LINES, Explanations, exp
 from ddpwatch.analysis.explain.lines import FEWEST_STEPS, WORTH
 from ddpwatch.analysis.explain.sentences import where
 from ddpwatch.common.text import clean
+from ddpwatch.common.units import NS_PER_S
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.export.anonymize import anonymous
 from ddpwatch.recording.reader import Recording
@@ -20,12 +21,13 @@ from ddpwatch.report.html import render_html
 from ddpwatch.report.markdown import render_markdown
 from ddpwatch.report.tables import explanation_table
 from ddpwatch.report.text import render_report
-from ddpwatch.sampling.stack_order import FIRST_INCIDENT, MOST_PROFILED, PARTIAL, RUN_ENDED, StackOrder
-from ddpwatch.viewer.explain import SAMPLED_S, request_of
+from ddpwatch.sampling.lease import LEAD_STEPS
+from ddpwatch.sampling.stack_order import FIRST_INCIDENT, LEAD_NS, MOST_PROFILED, PARTIAL, RUN_ENDED, StackOrder
+from ddpwatch.viewer.explain import RECENT_STEPS, SAMPLED_S, request_of
 from ddpwatch.viewer.first_incident import FirstIncident
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import OUTSIDE, Bye, SampledLine, StackSamples
-from tests.support.frames import enveloped, run
+from tests.support.frames import enveloped, run, step
 from tests.support.runs import record, run_of
 from tests.support.sampled import FEED, LOSS, MS, a_pair, noisy, samples_of
 from tests.unit.test_pauses import stalled
@@ -253,8 +255,10 @@ def test_a_recording_shows_it_again_and_hides_names(tmp_path) -> None:  # type: 
     nasty = SampledLine("forward", "b\x1b[31m", "<script>.py", 7, "crop*")
     pair = [samples_of(3, [(nasty, noisy(70, 1)), (LOSS, noisy(50, 2))]), samples_of(0, [(LOSS, noisy(50, 3))])]
     path = record(tmp_path / "run.mcap", iter([*run_of(steps=30), *((each, END) for each in pair)]))
-    (found,) = explained_in(Recording(path))
+    (found,) = explained_in(Recording(path), rank=3)
     assert found == explain(pair)
+    with pytest.raises(UsageError, match="those sampled are of 3, and not of rank 1"):
+        explained_in(Recording(path), rank=1)
     report = report_of(path)
     assert report.explained == [found]
     assert clean(found.text) in render_report(report)
@@ -333,9 +337,24 @@ def test_who_is_sampled_is_a_rank_that_is_named_late_or_given_and_one_that_is_no
     assert (order.rank, order.peer, order.steps) == (2, 0, 40 + PARTIAL)
     assert request_of(state, 2, steps=10, profiler=True).order.steps == 10
     request = request_of(state, 2, 1)
+    with_the_start = LEAD_NS / NS_PER_S + (LEAD_STEPS + request.order.steps) * request.step_s
+    assert request.text.endswith(f", some {with_the_start:.0f} s")
     assert (request.order.steps - PARTIAL) * request.step_s == pytest.approx(SAMPLED_S, abs=request.step_s)
     with pytest.raises(DdpwatchError, match="rank 2 has sent no samples"):
         request.answer(state)
+
+
+def test_it_takes_as_long_as_the_newest_steps_do() -> None:
+    state = RunState()
+    for message, envelope in enveloped([*run(RECENT_STEPS + 12)]):
+        state.apply_message(message, envelope.received_ns)
+    usual_s = request_of(state, 1).step_s
+    slower = [
+        step(rank, 100 + at, duration_ns=round(9 * usual_s * NS_PER_S)) for at in range(RECENT_STEPS) for rank in (0, 1)
+    ]
+    for message, envelope in enveloped(slower):
+        state.apply_message(message, envelope.received_ns)
+    assert request_of(state, 1).step_s == pytest.approx(9 * usual_s)
 
 
 def test_of_two_ranks_that_were_both_late_one_is_compared_with_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import zmq
 from msgspec import structs
 
 from ddpwatch.collector import devices, process_ends, service
-from ddpwatch.collector.attention import LEAD_STEPS
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.process_ends import Departure
 from ddpwatch.collector.root import Root
@@ -27,7 +26,7 @@ from ddpwatch.recording.reader import Recording
 from ddpwatch.run import rundir
 from ddpwatch.run.blackbox import BlackBox
 from ddpwatch.run.clock import boot_id, pid_namespace
-from ddpwatch.sampling.lease import Lease
+from ddpwatch.sampling.lease import LEAD_STEPS, Lease
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.viewer.live_source import LiveSource
 from ddpwatch.wire import transport
