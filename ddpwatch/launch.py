@@ -258,6 +258,8 @@ class Launch:
                 return
             from_kernel = info.si_code > 0  # that is, from the terminal: to all of its foreground process group
             to_all = from_kernel or info.si_pid == os.getpid()  # by `interrupt`
+            if info.si_signo == signal.SIGINT and self._startup is not None:
+                startup.note_interrupt(self._startup)
             if not (to_all and info.si_signo in KEYS):
                 with contextlib.suppress(PermissionError):  # the job is another user's, by sudo
                     process.send_signal(info.si_signo)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import zmq
 
+from ddpwatch.analysis.diagnosis.incident import is_by_launcher
 from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
@@ -29,7 +30,7 @@ from ddpwatch.collector.snapshots import RETRY_S, Snapshots
 from ddpwatch.errors import DdpwatchError, UsageError
 from ddpwatch.recording.limits import limits_from_environment
 from ddpwatch.recording.writer import RecordingWriter
-from ddpwatch.run import blackbox, clock, rundir
+from ddpwatch.run import blackbox, clock, rundir, startup
 from ddpwatch.run.commit import commit_of
 from ddpwatch.run.subprocesses import module_command
 from ddpwatch.sampling.lease import detail_of_job
@@ -37,6 +38,7 @@ from ddpwatch.sampling.stack_order import EXPLAIN, FIRST_INCIDENT
 from ddpwatch.wire import transport
 from ddpwatch.wire.control import Ready, take_rest
 from ddpwatch.wire.messages import (
+    INTERRUPTED_LAUNCHER,
     Bye,
     Hello,
     Message,
@@ -355,7 +357,7 @@ class Collector:
         last = blackbox.read(rundir.blackbox(self._options.run_id, rank))
         if beat is not None and (last is None or sends_no_more(beat)):
             last = blackbox.LastState(beat.step, "", [])  # its phase is old, and mostly that of a waiting backward
-        return Bye(
+        found = Bye(
             rank=rank,
             by="collector",
             reason=departure.reason,
@@ -366,6 +368,9 @@ class Collector:
             phase="" if last is None else last.phase,
             in_flight=[] if last is None else last.in_flight,
         )
+        if is_by_launcher(found) and startup.was_interrupted():
+            found.detail = INTERRUPTED_LAUNCHER
+        return found
 
     def _is_over(self) -> bool:
         now = time.monotonic()

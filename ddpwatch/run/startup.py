@@ -2,11 +2,12 @@
 
 `ddpwatch run` creates one per job, and names it in `VARIABLE`. The bootstrap appends a line wherever one of its
 processes starts, imports torch, joins a process group, builds a model, or ends: ``PID WORD TEXT``. A job that is never
-watched has nothing else from which a user could learn why.
+watched has nothing else from which a user could learn why. `ddpwatch run` itself adds that it got SIGINT.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Final
 
 VARIABLE: Final = "DDPWATCH_STARTUP"
 MOST_BYTES: Final = 1 << 20  # then processes say no more
+_INTERRUPTED: Final = b"0 interrupted \n"
 _PAIR: Final = re.compile(r"[0-9]{1,9} [0-9]{1,9}")
 
 
@@ -69,6 +71,24 @@ def create(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
+def note_interrupt(path: Path) -> None:
+    """Says that somebody interrupts the job. Does nothing without the file."""
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.write(file, _INTERRUPTED)
+        finally:
+            os.close(file)
+
+
+def was_interrupted() -> bool:
+    """Returns whether somebody interrupted the job of this process (SIGINT), as far as its file says."""
+    try:
+        return _INTERRUPTED in Path(os.environ.get(VARIABLE, os.devnull)).read_bytes()
+    except OSError:
+        return False
+
+
 def read(path: Path) -> list[Process] | None:
     """Returns what the processes of a job have said so far, in the order in which they started.
 
@@ -85,6 +105,8 @@ def _processes(content: bytes) -> Iterator[Process]:
     known: dict[str, Process] = {}
     for line in content.decode(errors="replace").split("\n")[:-1]:  # the last one may be unfinished
         pid, word, text = [*line.split(" ", 2), "", ""][:3]
+        if word == "interrupted":  # that is no process of the job's
+            continue
         if pid not in known or word == "start":  # the kernel may have used the pid before
             known[pid] = process = Process()
             yield process

@@ -451,6 +451,9 @@ class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True, omit_defaul
     exits: bool = False
 
 
+INTERRUPTED_LAUNCHER: Final = "SIGTERM from the launcher, which got SIGINT"  # how a rank ended, in its `Bye`
+
+
 def sends_no_more(message: Bye | Beat) -> bool:
     """Returns whether no step of its rank is to come."""
     return isinstance(message, Bye) or message.activity == NO_LONGER_WATCHED

@@ -152,7 +152,7 @@ def test_what_is_ignored_stays_ignored() -> None:
     assert done.stdout == "blocked []\nignored ['SIGHUP', 'SIGINT']\n"
 
 
-def test_an_interrupt_at_the_terminal_reaches_the_job_once() -> None:
+def test_an_interrupt_at_the_terminal_reaches_the_job_once_and_is_noted(run_directory: Path) -> None:
     command = [*DDPWATCH, "run", "--headless", "--", sys.executable, "-c", LISTENER]
     with _at_a_terminal(*command) as (process, terminal):
         _read_until(terminal, "ready")
@@ -163,6 +163,7 @@ def test_an_interrupt_at_the_terminal_reaches_the_job_once() -> None:
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGUSR1)  # comes after whatever else was passed on
         assert "SIGINT" not in _read_until(terminal, "SIGUSR1")
+        assert [b"interrupted" in file.read_bytes() for file in run_directory.glob("*.startup")] == [True]
         process.send_signal(signal.SIGINT)
         _read_until(terminal, "SIGINT")
         process.send_signal(signal.SIGUSR2)

@@ -16,7 +16,7 @@ from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
 from ddpwatch.analysis.diagnosis.words.wording import error_quoted, stack_lines
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.sampling.stillness import Stillness
-from ddpwatch.wire.messages import NO_LONGER_WATCHED, Beat, Bye, Group, Stack
+from ddpwatch.wire.messages import INTERRUPTED_LAUNCHER, NO_LONGER_WATCHED, Beat, Bye, Group, Stack
 from tests.support.frames import EPOCH_NS, beat, bye, hello, killed, step
 
 S = 1_000_000_000
@@ -365,16 +365,21 @@ INTERRUPTED = {"reason": "exception", "detail": "KeyboardInterrupt", "step": 39,
             bye(1, "lost", detail=f"exited with code 130{BY_ITSELF}"),
             f"stopped by Ctrl-C (exited with code 130{BY_ITSELF})",
         ),
+        (
+            bye(1, "killed", detail=INTERRUPTED_LAUNCHER, signal=15),
+            "stopped by Ctrl-C (SIGTERM from the launcher, which got SIGINT)",
+        ),
     ],
-    ids=["exception", "signal", "code", "no goodbye"],
+    ids=["exception", "signal", "code", "no goodbye", "launcher"],
 )
 def test_who_stops_a_job_by_ctrl_c_ends_no_rank(end: Bye, how: str) -> None:
-    run = Run()
+    run = Run(3)
     run.put(0, "sync", in_flight=[0])
     run.put(1, "forward")
     run.go(1.0)
     run.leave(0, bye(0, "killed", detail="SIGTERM", signal=15))  # torchrun's: it ends who is left
     run.leave(1, end)
+    run.leave(2, bye(2, "exception", detail="RuntimeError: Connection closed by peer"))
     found = only(run.go(1.0))
     assert (found.kind, found.severity, found.message, found.ranks, found.cost_ns) == ("stopped", "info", how, (), 0)
 

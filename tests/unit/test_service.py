@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 import zmq
 from msgspec import structs
 
+from ddpwatch.analysis.diagnosis.incident import is_by_ctrl_c
 from ddpwatch.collector import devices, process_ends, service
 from ddpwatch.collector.devices import DeviceSampler
 from ddpwatch.collector.process_ends import Departure
@@ -23,7 +25,7 @@ from ddpwatch.collector.root import Root
 from ddpwatch.collector.service import GONE, Collector, Options
 from ddpwatch.errors import DdpwatchError
 from ddpwatch.recording.reader import Recording
-from ddpwatch.run import rundir
+from ddpwatch.run import rundir, startup
 from ddpwatch.run.blackbox import BlackBox
 from ddpwatch.run.clock import boot_id, pid_namespace
 from ddpwatch.sampling.lease import LEAD_STEPS, Lease
@@ -141,6 +143,21 @@ def test_a_run_file_that_cannot_be_written_does_not_end_the_collector(
 
     monkeypatch.setattr(rundir, "publish", fail)
     assert introduce(collector, 0, "before") == [""]
+
+
+def test_a_rank_that_an_interrupted_launcher_ended_says_so(
+    collector: Collector, ranks: list[transport.Socket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun that gets two SIGINTs at once ends its ranks by SIGTERM, and that was a death."""
+    startup.create(file := tmp_path / "job.startup")
+    monkeypatch.setenv(startup.VARIABLE, str(file))
+    introduce(collector, 0, "")
+    for interrupted in (False, True):
+        departures = [Departure("killed", sent.name, sent, 1) for sent in (signal.SIGTERM, signal.SIGKILL)]
+        ends = [collector._goodbye_for(0, departure) for departure in departures]
+        assert [is_by_ctrl_c(end) for end in ends] == [interrupted, False]
+        assert [end.signal for end in ends] == [15, 9]
+        startup.note_interrupt(file)
 
 
 def test_a_run_directory_that_is_open_to_others_by_now_does_not_end_the_collector(

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from ddpwatch.analysis.diagnosis.kinds import Kind
-from ddpwatch.wire.messages import BusyProcess, Bye
+from ddpwatch.wire.messages import INTERRUPTED_LAUNCHER, BusyProcess, Bye
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # worst first
@@ -46,15 +46,18 @@ def end_of(bye: Bye) -> End:
 def is_by_ctrl_c(end: End | Bye) -> bool:
     """Returns whether somebody ended a rank by Ctrl-C (SIGINT), as far as that shows."""
     by_exception = end.reason == "exception" and end.detail.startswith(KeyboardInterrupt.__name__)
-    return by_exception or end.signal == signal.SIGINT or end.detail.startswith(_EXIT_BY_SIGINT)
+    by_signal = end.signal == signal.SIGINT or end.detail == INTERRUPTED_LAUNCHER
+    return by_exception or by_signal or end.detail.startswith(_EXIT_BY_SIGINT)
 
 
 def is_by_launcher(end: End | Bye | None) -> bool:
-    """Returns whether torchrun probably ended a rank: once one has failed, torchrun terminates the others.
+    """Returns whether torchrun probably ended a rank by itself: once one has failed, it terminates the others.
 
     A rank that handles SIGTERM usually exits with the code by which a shell reports that signal.
     """
-    return end is not None and (end.signal == signal.SIGTERM or end.detail.startswith(_EXIT_BY_SIGTERM))
+    if end is None or end.detail == INTERRUPTED_LAUNCHER:
+        return False
+    return end.signal == signal.SIGTERM or end.detail.startswith(_EXIT_BY_SIGTERM)
 
 
 def collective_failed(end: End | Bye | None) -> bool:
