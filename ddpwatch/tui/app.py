@@ -353,8 +353,8 @@ class DashboardApp(App[int]):
             self.feed.choose(run)
 
     def action_explain(self, how: str = "stacks") -> None:
-        """Explains why a rank is late: the one in question, or what a recording says of some."""
-        self.explaining.ask(self.view.rank_in_question, how == "profiler")
+        """Explains why a rank is late, the one in question, or what a recording says of some; or another incident."""
+        self.explaining.ask(self.view.rank_in_question, how == "profiler", self.view.incident_in_question)
         self.push_screen(ExplainScreen(self.explaining))
 
     def action_help(self) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.incident_news import message_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.explain.explanation import Explanation, explain_hang
 from ddpwatch.analysis.explain.sentences import EARLIER
@@ -13,8 +16,9 @@ from ddpwatch.report.explained import tables_below
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.text import wrap
-from ddpwatch.viewer.explain import NOBODY_LATE, StackRequest, hang_of, request_of
+from ddpwatch.viewer.explain import NOBODY_LATE, StackRequest, do_samples_say_why, hang_of, request_of
 
+CHOOSE = "choose one in view 4 (ranks), then press x"
 MOST_LINES = 6  # of the sentence
 NO_MORE = "there is nothing to explain any more: Esc closes this, and x asks again"
 
@@ -39,31 +43,47 @@ class Explaining:
         self._back = 0  # from the newest
         self._failure = ""
 
-    def ask(self, rank: int | None, profiler: bool = False) -> None:
+    def ask(self, rank: int | None, profiler: bool = False, incident: Incident | None = None) -> None:
         """Asks a live run why a rank is late; None: the late one. Of others, there is what was asked then.
 
         It samples stacks, or profiles. In a hang, there is nothing to ask: ranks have said where they are. If nothing
-        can be asked, and nothing was asked before, what is under way says why.
+        can be asked, and nothing was asked before, what is under way says why. Of an incident that samples of time
+        say nothing of, as growing memory, or one of all ranks, it says what helps.
         """
         self.withdraw()
         self._back = 0
         if hang_of(self._session.overview.diagnosed.incidents) is not None:
             return
+        if incident is not None and not do_samples_say_why(incident):
+            if self._is_live or not self._found:
+                self._failure = _advice(incident)
+            return
         try:
             self._request = self._request_of(rank, profiler)
         except UsageError as error:
             if not self._found:
-                choose = "choose one in view 4 (ranks), then press x"
-                self._failure = f"{error.message}: {choose if error.message == NOBODY_LATE else error.hint}"
+                self._failure = f"{error.message}: {error.hint}"
+                if error.message == NOBODY_LATE:
+                    self._failure = "; ".join(filter(None, (f"{NOBODY_LATE}: {CHOOSE}", self._worst)))
         else:
             self._asked_s = self._clock()
             self._order_stacks(self._request.order)
 
     def _request_of(self, rank: int | None, profiler: bool) -> StackRequest:
-        session = self._session
-        if session.replay or session.over or session.state.end is not None:
+        if not self._is_live:
             raise UsageError("no stacks were sampled", EARLIER)
-        return request_of(session.state, rank, clock=self._clock, profiler=profiler)
+        return request_of(self._session.state, rank, clock=self._clock, profiler=profiler)
+
+    @property
+    def _is_live(self) -> bool:
+        session = self._session
+        return not (session.replay or session.over or session.state.end is not None)
+
+    @property
+    def _worst(self) -> str:
+        """What helps in the worst incident that lasts; empty without one."""
+        lasting = (one for one in self._session.overview.diagnosed.incidents if one.open)
+        return next(map(_advice, lasting), "")
 
     def withdraw(self) -> None:
         """Asks for nothing more."""
@@ -108,3 +128,8 @@ class Explaining:
         """What is known, oldest first; a hang that lasts is the newest."""
         hang = hang_of(self._session.overview.diagnosed.incidents)
         return [*self._session.explanations, *([] if hang is None else [explain_hang(hang)])]
+
+
+def _advice(incident: Incident) -> str:
+    following = f". Next: {on_screen(incident.next_step)}" if incident.next_step else ""
+    return f"{KINDS[incident.kind].name}: {message_text(incident)}{following}"

@@ -11,7 +11,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from ddpwatch.tui.explaining import Explaining
+from ddpwatch.common.text import clean
+from ddpwatch.tui.explaining import MOST_LINES, Explaining
+from ddpwatch.tui.text import wrap
 from ddpwatch.tui.views import VIEWS
 
 MODAL_CSS = """
@@ -122,7 +124,7 @@ class ExplainScreen(_OverView):
         """Shows what is known by now."""
         explaining, width = self._explaining, self.size.width - 5  # border, padding, scrollbar
         waiting = explaining.under_way
-        text, tables = ([waiting], []) if waiting else explaining.lines(width)
+        text, tables = (wrap(clean(waiting), width, MOST_LINES), []) if waiting else explaining.lines(width)
         self._text.update(Text("\n").join([Text("\n".join(text), "bold"), *map(Text, tables)]))
         self.query_one("#explain").border_title = "" if waiting else explaining.place
 

@@ -123,10 +123,11 @@ def explain_live(
     try:
         for message, envelope in snapshot(source):
             state.apply_message(message, envelope.received_ns, envelope.frame)
-        if (hang := _hang_found(source, state)) is not None:
+        over = _over(state, rank)
+        hang = hang_of(state.diagnosis.incidents()) if over else _hang_found(source, state)
+        if hang is not None:
             return explain_hang(hang), []
-        kept = [found for found in state.explanations.all() if rank in (None, found.rank)]
-        if kept and _over(state, rank):
+        if over and (kept := [found for found in state.explanations.all() if rank in (None, found.rank)]):
             return kept[-1], []
         request = request_of(state, rank, peer, steps, profiler=profiler)
         say(request.text)
@@ -153,7 +154,7 @@ def _hang_found(source: LiveSource, state: RunState) -> Incident | None:
     Once it shows, waits for one more status: some ranks' stacks may arrive a moment later.
     """
     hang = hang_of(state.diagnosis.incidents())
-    for message, envelope in () if state.end is not None else _frames(source, HANG_S):
+    for message, envelope in _frames(source, HANG_S):
         state.apply_message(message, envelope.received_ns, envelope.frame)
         if isinstance(message, Step) and hang is None:
             break
@@ -167,6 +168,11 @@ def _hang_found(source: LiveSource, state: RunState) -> Incident | None:
 def hang_of(incidents: Iterable[Incident]) -> Incident | None:
     """Returns the hang that lasts, if one does: in it, no step can be sampled."""
     return next((one for one in incidents if one.kind == "hang" and one.open), None)
+
+
+def do_samples_say_why(incident: Incident) -> bool:
+    """Returns whether it is ranks' lateness, and not once: where they spend time may show why."""
+    return bool(incident.ranks) and (KINDS[incident.kind].late or incident.period is not None)
 
 
 def request_of(

@@ -4,11 +4,13 @@ import pytest
 
 from ddpwatch.tui.feed.events import Attached
 from ddpwatch.tui.screens import ExplainScreen, HelpScreen
+from ddpwatch.wire.messages import RankSample
 from tests.support.dashboards import Clock, app_on, body, replay_app, until, watching
-from tests.support.frames import bye, run
+from tests.support.frames import START_NS, beat, bye, run
 from tests.support.sampled import a_pair
 from tests.support.scenes import hang
 
+GIB, SECOND = 1 << 30, 1_000_000_000  # bytes, ns
 SAID = "rank 1 spends 60.4 ms more a step in augment() (data.py:88), in the forward of blocks.2"
 
 
@@ -74,12 +76,40 @@ async def test_the_rank_that_a_view_marks_is_the_one_explained(view):
         assert shown(app)[0].startswith("sampling rank 0 and rank 1 for ")
 
 
+def growing():
+    """Rank 1 takes more and more memory."""
+    for second in range(120):
+        at_ns = START_NS + second * SECOND
+        for rank in (0, 1):
+            used = GIB + rank * second * GIB // 16
+            yield beat(rank, 60 + 10 * second, at_ns=at_ns)
+            yield RankSample(rank=rank, at_ns=at_ns, span_ns=SECOND, memory_bytes=used, memory_left_bytes=GIB)
+
+
+async def test_what_time_says_nothing_of_has_its_next_step_and_samples_nothing():
+    app = app_on()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await watching(pilot, [*run(60), *growing()])
+        await pilot.press("7", "x")
+        assert " ".join(shown(app)).startswith("memory grows: rank 1 takes ")
+        assert "Next: print sum(" in " ".join(shown(app))
+        assert max(map(len, shown(app))) <= 75
+        await pilot.press("escape", "down", "x")
+        assert " ".join(shown(app)).startswith("exposed: exposed communication: ")  # of all ranks
+        await pilot.press("escape", "4", "x")
+        assert shown(app)[0].startswith("sampling rank 1 and rank 0 for ")
+        await until(pilot, lambda: app.jobs.sources["run-1"].ordered)
+        assert [order.rank for order in app.jobs.sources["run-1"].ordered if order is not None] == [1]
+
+
 async def test_what_was_asked_is_shown_again_once_the_run_is_over():
     app = app_on()
     async with app.run_test(size=(80, 24)) as pilot:
         await watching(pilot, run(30))
         await pilot.press("x")
-        assert shown(app)[0] == "no rank is named late: choose one in view 4 (ranks), then press x"
+        said = " ".join(shown(app))
+        assert said.startswith("no rank is named late: choose one in view 4 (ranks), then press x; exposed: ")
+        assert " Next: key 8 (what-if) predicts " in said
         await pilot.press("escape")
         await watching(pilot, [*a_pair(order=4), *a_pair(order=5), bye(0), bye(1), bye()])
         await pilot.press("x")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.header import paint_header
 from ddpwatch.tui.paint.page import HEADER_ROWS, paint_page, verdict_rows
@@ -65,6 +66,11 @@ class RunView(PaintedView, can_focus=True):
     def rank_in_question(self) -> int | None:
         """The rank to explain: the one marked, or else selected in another view; None for the late one."""
         return self.session.rank if self.marked_rank is None else self.marked_rank
+
+    @property
+    def incident_in_question(self) -> Incident | None:
+        """The incident to explain; None if the view marks none."""
+        return None
 
     @property
     def body_height(self) -> int:

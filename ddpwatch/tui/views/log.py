@@ -104,6 +104,11 @@ class LogView(RunView):
                 return rank
         return None
 
+    @property
+    def incident_in_question(self) -> Incident | None:
+        """See `RunView.incident_in_question`."""
+        return self.current.incident if isinstance(self.current, ListedIncident) else None
+
     def _index(self, entries: Sequence[Entry]) -> int:
         if self.selected is None:
             return 0 if self.list_shown == INCIDENTS else len(entries) - 1
