@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from random import Random
 from types import CodeType, FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -36,7 +36,7 @@ from ddpwatch.wire.messages import PROFILES, STACK_SAMPLES, SampledLine, StackSa
 
 PERIOD_S: Final = 0.01  # on average, or longer; at random, or a step could be in step with it
 LONGEST_S: Final = 10 * PERIOD_S  # or dear samples tell nothing, and go on for long after the last step
-COST: Final = 0.006  # the share of the time that samples may take; they cost the training thread half as much again
+COST: Final = 0.005  # the share of the time that samples may take; they cost the training thread half as much again
 MOST_S: Final = 120.0  # from the order on
 MOST_LINES: Final = 1024  # more are one line without a name
 MOST_CALLS: Final = 256  # of a stack, from the innermost on
@@ -134,12 +134,12 @@ class StackSampling:
             # Which takes half of the CPU time of an event's wait
             cpu_ns, elapsed_ns = time.thread_time_ns() - began_ns, time.monotonic_ns() - samples.start_ns
             time.sleep(period_s(cpu_ns, elapsed_ns) * (0.5 + pause.random()))
-            if recorder.slot >= slots.stop or stopping.is_set():
+            if (slot := recorder.slot) >= slots.stop or stopping.is_set():
                 break
             with _NO_COLLECTION:
                 if (stack := _stack(self._thread)) is not None:
                     phase = "data" if self._doing()[0] == "data" else recorder.phase
-                    samples.add_stack(stack, phase, recorder.slot)
+                    samples.add_stack(stack, phase, slot)
                     del stack
         return StackSamples(
             rank=self._rank,
@@ -165,6 +165,9 @@ def period_s(cpu_ns: int, elapsed_ns: int) -> float:
     return min(max(PERIOD_S, (cpu_ns / COST - elapsed_ns) / NS_PER_S), LONGEST_S)
 
 
+_MAKES_FRAMES: Final = sys.version_info[:2] == (3, 11)
+
+
 class _NoCollection:
     """Keeps garbage collections away while frames of other threads are read.
 
@@ -177,7 +180,7 @@ class _NoCollection:
         self._collects = False
 
     def __enter__(self) -> None:
-        self._collects = sys.version_info[:2] == (3, 11) and gc.isenabled()
+        self._collects = _MAKES_FRAMES and gc.isenabled()
         if self._collects:
             gc.disable()
 
@@ -189,19 +192,15 @@ class _NoCollection:
 _NO_COLLECTION: Final = _NoCollection()
 
 
-class _Line(NamedTuple):
-    """A line, by what identifies it while it is sampled: ids of the module and of code, whose names come at the end."""
-
-    phase: str
-    module: int
-    code: int
-    line: int
-    inner: int
-    inner_line: int
+# A line, by what identifies it while it is sampled: its phase, the ids of its module and code, its number, and the code
+# and line of what it calls innermost. Names come at the end.
+_Line = tuple[str, int, int, int, int, int]
 
 
 class SampleCounts:
     """Samples of a thread's stack, counted by step and line.
+
+    A sample finds caches cold, so that each call and each object that it touches costs microseconds.
 
     Args:
         start_ns: When the sampling starts.
@@ -224,47 +223,59 @@ class SampleCounts:
     def add_stack(self, innermost: FrameType, phase: str, slot: int) -> None:
         """Takes a stack of now."""
         line = self._line(innermost, phase)
-        at = time.monotonic_ns()
-        self._add_sample(self.slots.setdefault(slot, len(self.slots)), self._place(line), at - self.end_ns)
-        self.longest_ns = max(self.longest_ns, at - self.end_ns)
-        self.end_ns = at
-        self.count += 1
-
-    def _add_sample(self, slot: int, line: int, ns: int) -> None:
+        if (place := self._lines.get(line)) is None:
+            place = self._new_place(line)
+        if (step := self.slots.get(slot)) is None:
+            step = self.slots[slot] = len(self.slots)
         slots, lines, times = self.columns
-        if slots and (slots[-1], lines[-1]) == (slot, line):
+        at = time.monotonic_ns()
+        ns, self.end_ns = at - self.end_ns, at
+        if lines and lines[-1] == place and slots[-1] == step:
             times[-1] += ns
         else:
-            slots.append(slot)
-            lines.append(line)
+            slots.append(step)
+            lines.append(place)
             times.append(ns)
+        if ns > self.longest_ns:
+            self.longest_ns = ns
+        self.count += 1
 
-    def _place(self, line: _Line) -> int:
-        if line not in self._lines and len(self._lines) >= MOST_LINES:
-            line = _Line(line.phase, 0, 0, 0, 0, 0)
+    def _new_place(self, line: _Line) -> int:
+        if len(self._lines) >= MOST_LINES:
+            line = (line[0], 0, 0, 0, 0, 0)
         return self._lines.setdefault(line, len(self._lines))
 
     def _line(self, innermost: FrameType, phase: str) -> _Line:
-        own: tuple[int, int] | None = None
-        inside = around = outside = None  # the innermost module, the one around the user's line, the outermost
+        own: FrameType | None = None
+        # The calls of the innermost module, of the one around the user's line, and of the outermost
+        inside = around = outside = None
         frame: FrameType | None = innermost
         for _ in range(MOST_CALLS):
             if frame is None:
                 break
             code = frame.f_code
             if code is MODULE_CALL:
-                outside = frame.f_locals.get("self")
-                inside = outside if inside is None else inside
-                around = outside if around is None and own is not None else around
+                outside = frame
+                if own is None:
+                    inside = inside or frame
+                elif around is None:
+                    around = frame
             elif own is None and not self._is_library(code):
-                own = id(code), frame.f_lineno
+                own = frame
             frame = frame.f_back
-        if outside is not None and id(outside) not in self._models:
-            self._models[id(outside)] = weakref.ref(outside), type(outside).__name__
-        self._is_library(innermost.f_code)  # keeps it
-        inner = id(innermost.f_code), innermost.f_lineno
-        module = inside if around is None else around
-        return _Line(phase, 0 if module is None else id(module), *(own or inner), *inner)
+        inner = innermost.f_code
+        self._is_library(inner)  # keeps it
+        module = 0 if outside is None else self._module(around or inside or outside, outside)
+        at = innermost if own is None else own
+        return phase, module, id(at.f_code), at.f_lineno, id(inner), innermost.f_lineno
+
+    def _module(self, call: FrameType, outermost: FrameType) -> int:
+        """Returns which module is called, and notes the one that is called outermost."""
+        model = outermost.f_locals.get("self")
+        if model is not None and id(model) not in self._models:
+            self._models[id(model)] = weakref.ref(model), type(model).__name__
+        module = model if call is outermost else call.f_locals.get("self")
+        return 0 if module is None else id(module)
 
     def _is_library(self, code: CodeType) -> bool:
         known = self._codes.get(id(code))
@@ -279,19 +290,20 @@ class SampleCounts:
             if number not in modules:
                 modules |= {number: name} if (found := model()) is None else module_names(found)
                 del found
-        return [self._named(line, modules.get(line.module, "")) for line in self._lines]
+        return [self._named(line, modules.get(line[1], "")) for line in self._lines]
 
     def _named(self, line: _Line, module: str) -> SampledLine:
-        file, function = self._name(line.code)
-        inner, inner_function = self._name(line.inner)
-        is_inner = (line.code, line.line) == (line.inner, line.inner_line)
+        phase, _, code, number, inner, inner_number = line
+        file, function = self._name(code)
+        inner_file, inner_function = self._name(inner)
+        is_inner = (code, number) == (inner, inner_number)
         return SampledLine(
-            phase=line.phase,
+            phase=phase,
             module=module[:500],
             file=file,
-            line=max(0, line.line or 0),
+            line=max(0, number or 0),
             function=function,
-            inner="" if is_inner or not inner else f"{inner}:{line.inner_line} in {inner_function}",
+            inner="" if is_inner or not inner_file else f"{inner_file}:{inner_number} in {inner_function}",
         )
 
     def _name(self, code: int) -> tuple[str, str]:
