@@ -204,7 +204,7 @@ def _hook(source: Setting, target: Setting) -> tuple[str, Change]:
 
 
 def _straggler(source: Setting, target: Setting) -> tuple[str, Change] | None:
-    return ("straggler removed", Change(without_rank=1)) if source.straggler else None
+    return ("straggler removed", Change(without_lateness_of=1)) if source.straggler else None
 
 
 def _cap(source: Setting, target: Setting) -> tuple[str, Change]:

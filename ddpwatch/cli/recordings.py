@@ -221,6 +221,8 @@ def whatif(
 
     Without options, show the five changes that would gain most. Options are predicted alone and in pairs.
     """
+    import shutil
+
     from ddpwatch.whatif.command import WhatIfOptions, answer, check_answered, read_wire, recorded_in, recorded_live
     from ddpwatch.whatif.text import render_whatif
 
@@ -241,7 +243,8 @@ def whatif(
         print_json(result)
     check_answered(result)
     if not as_json:
-        print(render_whatif(result, bool(changes)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(render_whatif(result, bool(changes), width))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import NormalDist, stdev
 
 from ddpwatch.analysis.diagnosis.incident_json import Figures
+from ddpwatch.common.text import size
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif.assignment import MIB
@@ -35,12 +36,11 @@ FEW_STEPS = 16  # played with a number that is off
 MODEL_ERROR = 0.15  # that the model may miss of the exposed communication that is new, or that is left of the old
 RUN_TO_RUN = 0.01  # by which two runs of one job differ, at least, beyond what their own drift explains
 MOST_GUESS = 0.10  # of the step: what a slower link or PowerSGD may be off by (with 90 %), if no sweep has measured it
-BOUND_ALONE = name_of(Change(perfect=True))
 NOTABLE = 0.01  # of a step: from here on, something is worth a word
 
 
 class Prediction(Figures, frozen=True):
-    """One change. Times in ms; ``gain`` is the share of the measured step that goes away.
+    """One change, of this `Change.kind`. Times in ms; ``gain`` is the share of the measured step that goes away.
 
     ``low`` and ``high`` are the 90 % interval of another run's mean step. ``gain_low_ms`` and ``gain_high_ms`` are that
     of the gain in a run that would be as this one was: each step is compared with itself, so how much steps and runs
@@ -52,6 +52,7 @@ class Prediction(Figures, frozen=True):
     """
 
     change: str
+    kind: str
     cap_mib: float | None
     step_ms: float
     low: float
@@ -83,22 +84,6 @@ class ReplayedSetting(Figures, frozen=True):
     exposed_ms: float
 
 
-def most_to_save(exposed_ms: float, measured_ms: float, predictions: Iterable[Prediction]) -> str:
-    """Returns what the bound would gain, and what would still be exposed; empty without a bound.
-
-    Args:
-        exposed_ms: What is exposed of the measured step, as replayed.
-        measured_ms: The mean step.
-        predictions: The bound among them.
-    """
-    bound = next((found for found in predictions if found.change == BOUND_ALONE), None)
-    if bound is None or exposed_ms < NOTABLE * measured_ms:
-        return ""
-    text = f"caps, hooks and links gain {max(bound.gain_ms, 0.0):.1f} ms at most; of {exposed_ms:.1f} ms exposed,"
-    stays = f"{bound.exposed_ms:.1f} ms stay: ranks wait for the last one"
-    return f"{text} {stays if bound.exposed_ms > NOTABLE * measured_ms else 'next to nothing stays'}"
-
-
 class Refused(Figures, frozen=True):
     """A change that the run carries no prediction of, and why."""
 
@@ -111,7 +96,7 @@ class WhatIfAnswer(Figures, frozen=True):
 
     Attributes:
         steps: How many full steps it rests on; ``left_out`` are older ones.
-        scenarios: The surest to help first.
+        scenarios: The surest to help first, then the bound.
     """
 
     steps: int
@@ -165,7 +150,7 @@ class WhatIf:
                 self.refused.append((name_of(change), reason))
             else:
                 found.append(prediction)
-        return sorted(found, key=lambda prediction: -prediction.gain_low_ms)
+        return ranked(found)
 
     def _predict(self, change: Change) -> Prediction:
         planned = plan(self.recorded, self.physics, change)
@@ -178,6 +163,7 @@ class WhatIf:
         doubt = math.hypot(gain_doubt, Z90 * self._run_doubt(before, outcome))
         return Prediction(
             change=name_of(change),
+            kind=change.kind,
             cap_mib=change.cap_mib,
             step_ms=step / NS_PER_MS,
             low=max(0.0, step - doubt) / NS_PER_MS,
@@ -266,7 +252,9 @@ class WhatIf:
         text = f"{reason}exposed communication {_ms(before)} → {_ms(after)} ms"
         rest = earlier.mean - outcome.mean - (before - after)
         notable = NOTABLE * self.recorded.measured_ns
-        if change.without_rank is not None and rest > notable:  # the mean rank's: with the other, that is the gain
+        if (
+            change.without_lateness_of is not None and rest > notable
+        ):  # the mean rank's: with the other, that is the gain
             text = f"{reason}ranks' own work takes {_ms(rest)} ms less; {text.removeprefix(reason)}"
         if not reason and abs(rest) > max(abs(before - after), notable):
             return f"{text}; {'less' if rest > 0 else 'more'} moves beside compute, and slows it"
@@ -286,11 +274,11 @@ class WhatIf:
             changed = [a - b for b, a in zip(before, after, strict=True)] if stays else after
         held = self.recorded.sizes if gains else sizes
         most = max(range(len(changed)), key=changed.__getitem__)
-        text = f"bucket {most} ({_which(most, len(held))}, {held[most] / MIB:.1f} MiB)"
+        text = f"for bucket {most} ({_which(most, len(held))}, {size(held[most])})"
         if not gains:
-            return f"{text} becomes exposed for {_ms(after[most])} ms"
-        rest = f", now {_ms(after[most])}" if stays else f"; now the last of {len(sizes)} has {sizes[-1] / MIB:.1f} MiB"
-        return f"{text} was exposed for {_ms(before[most])} ms{rest}"
+            return f"ranks then wait {_ms(after[most])} ms {text}"
+        rest = f", then {_ms(after[most])}" if stays else f"; then the last of {len(sizes)} has {size(sizes[-1])}"
+        return f"ranks waited {_ms(before[most])} ms {text}{rest}"
 
     def default_changes(self) -> Iterator[Change]:
         """Yields what to try where nothing is asked for.
@@ -331,7 +319,7 @@ class WhatIf:
         own, step = own_time(self.recorded), self.recorded.measured_ns
         slowest = max(own, key=own.__getitem__)
         if own[slowest] - min(own.values()) > NOTABLE * step:
-            yield Change(without_rank=slowest)
+            yield Change(without_lateness_of=slowest)
         waits = [rank.data for ranks in self.recorded.steps for rank in ranks]
         if None not in waits and sum(filter(None, waits)) / len(waits) > NOTABLE * step:
             yield Change(no_input=True)
@@ -353,6 +341,11 @@ class WhatIf:
             scenarios=predictions,
             refused=[Refused(change, why) for change, why in self.refused],
         )
+
+
+def ranked(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Returns the surest gain first; bounds last, as no change reaches them."""
+    return sorted(predictions, key=lambda found: (found.kind == "bound", -found.gain_low_ms))
 
 
 def has_cap_list(torch: str) -> bool:
@@ -401,8 +394,8 @@ def _reason(change: Change) -> str:
 
     Empty if the change is about those.
     """
-    if change.without_rank is not None:
-        return f"the others no longer wait for rank {change.without_rank}; "
+    if change.without_lateness_of is not None:
+        return f"the others no longer wait for rank {change.without_lateness_of}; "
     return "no rank waits for data; " if change.no_input else ""
 
 

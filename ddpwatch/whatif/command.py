@@ -14,6 +14,7 @@ from ddpwatch.run.regular import read_regular
 from ddpwatch.whatif.answer import WhatIf, WhatIfAnswer
 from ddpwatch.whatif.recorded import Recorded, recorded_of
 from ddpwatch.whatif.scenarios import Change, parse_hook
+from ddpwatch.whatif.summary import not_predicted
 from ddpwatch.whatif.wire import Wire, parse_wire
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class WhatIfOptions:
             or [Change(first_mib=first) for first in firsts],
             [Change(hook=hook) for hook in dict.fromkeys(map(parse_hook, filter(str.strip, hooks)))],
             [Change(link=link) for link in _numbers("--link", self.links, 0.01, 1000) if link != 1],
-            [] if self.without_rank is None else [Change(without_rank=self.without_rank)],
+            [] if self.without_rank is None else [Change(without_lateness_of=self.without_rank)],
             [Change(world=int(world)) for world in _numbers("--ranks", self.worlds, 2, 65536, whole=True)],
             [Change(accumulate=int(k)) for k in _numbers("--accumulate", self.accumulate, 2, 1024, whole=True)],
             [Change(bucket_view=True)] if self.bucket_view else [],
@@ -138,10 +139,9 @@ def check_answered(found: WhatIfAnswer) -> None:
     """Passes if anything was predicted.
 
     Raises:
-        UsageError: All that was asked for was refused. Changes with one reason are named together.
+        UsageError: All that was asked for was refused.
     """
-    reasons: dict[str, list[str]] = {}
-    for refused in found.refused:
-        reasons.setdefault(refused.why, []).append(refused.change)
     if not found.scenarios:
-        raise UsageError("not predicted: " + "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items()))
+        raise UsageError(
+            "not predicted: " + "; ".join(f"{changes}: {why}" for changes, why in not_predicted(found.refused))
+        )

@@ -72,7 +72,7 @@ class Replay:
 
     def run(self, plan: Plan) -> Outcome:
         """Returns the outcome of one plan; plans that differ in name only are played once."""
-        numbers = (plan.buckets, plan.works, plan.encode, plan.rows, plan.copy, plan.sharing)
+        numbers = (plan.buckets, plan.works, plan.encode, plan.work_of, plan.copy, plan.sharing)
         key = str((numbers, plan.change.no_input, plan.change.accumulate))
         found = self._outcomes.get(key)
         if found is None:
@@ -85,29 +85,29 @@ class Replay:
         if ready is None:
             ready = self._ready[key] = ready_times(self._steps, plan.buckets)
         count, course = len(self._steps), _Course(plan, self._speeds._replace(sharing=plan.sharing))
-        as_recorded = plan.rows == [(rank, 0) for rank in range(len(self._steps[0].ranks))]
-        rows = [] if as_recorded else plan.rows
-        course.step(*self._step(count - 1, rows, ready))
+        as_recorded = plan.work_of == [(rank, 0) for rank in range(len(self._steps[0].ranks))]
+        work_of = [] if as_recorded else plan.work_of
+        course.step(*self._step(count - 1, work_of, ready))
         course.start_counting()
         for number in range(count):
             for earlier in range(1, plan.change.accumulate):
-                course.skip(self._step(number - earlier, rows, ready)[0])
-            course.step(*self._step(number, rows, ready))
+                course.skip(self._step(number - earlier, work_of, ready)[0])
+            course.step(*self._step(number, work_of, ready))
         return course.outcome()
 
     def _step(
-        self, number: int, rows: Sequence[tuple[int, int]], ready: Ready
+        self, number: int, work_of: Sequence[tuple[int, int]], ready: Ready
     ) -> tuple[Sequence[Work], Sequence[Sequence[float]], Sequence[float]]:
         """Returns each rank's work in a step, when it could launch each bucket, and how slow the wire was.
 
-        ``rows`` are those of the plan; empty if each rank is like itself.
+        ``work_of`` is the plan's; empty if each rank does its own work.
         """
         count = len(self._steps)
         number %= count
         step = self._steps[number]
-        if not rows:
+        if not work_of:
             return step.ranks, ready[number], step.residuals
-        at = [((number + shift) % count, rank) for rank, shift in rows]
+        at = [((number + later) % count, rank) for rank, later in work_of]
         works = [self._steps[of].ranks[rank] for of, rank in at]
         return works, [ready[of][rank] for of, rank in at], step.residuals
 
@@ -120,7 +120,7 @@ class _Course:
         self._speeds = speeds
         self._encode = list(accumulate(plan.encode))
         self._after = list(accumulate(reversed(plan.sizes)))[::-1]
-        self._clocks = [0.0] * len(plan.rows)
+        self._clocks = [0.0] * len(plan.work_of)
         self._before = 0.0
         self._steps: list[float] = []
         self._exposed = [0.0] * len(plan.sizes)

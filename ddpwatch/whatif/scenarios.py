@@ -37,7 +37,7 @@ class Change:
         hook: ``fp16``, ``bf16`` or ``powersgd-R``.
         link: How many times faster the network is.
         perfect: Collectives take no time.
-        without_rank: This rank is as fast as the others.
+        without_lateness_of: This rank is as fast as the others.
         no_input: No rank waits for data.
         world: Number of ranks.
         accumulate: Batches per reduction.
@@ -49,7 +49,7 @@ class Change:
     hook: str = ""
     link: float = 1.0
     perfect: bool = False
-    without_rank: int | None = None
+    without_lateness_of: int | None = None
     no_input: bool = False
     world: int | None = None
     accumulate: int = 1
@@ -68,6 +68,19 @@ class Change:
         return self.cap_mib is not None or self.first_mib is not None or self.static_graph
 
     @property
+    def kind(self) -> str:
+        """Returns what it changes: code (``cap``, ``hook``, ``option``), a ``fault``, or ``other``; or ``bound``."""
+        if self.perfect:
+            return "bound"
+        if self.link != 1 or self.world is not None or self.accumulate > 1:
+            return "other"
+        if self.no_input or self.without_lateness_of is not None:
+            return "fault"
+        if self.hook and not self.moves_buckets:
+            return "hook"
+        return "option" if self.cap_mib is None and self.first_mib is None else "cap"
+
+    @property
     def powersgd_rank(self) -> int:
         """The rank of PowerSGD, 0 without it."""
         return int(self.hook.removeprefix("powersgd-")) if self.hook.startswith("powersgd-") else 0
@@ -82,7 +95,7 @@ class Plan(NamedTuple):
         works: What its collectives take alone (ns), where the wire is as fast as usual.
         shares: Per bucket, which recorded buckets its bytes come from, and their shares.
         encode: Per bucket, what compute pays before the launch (ns).
-        rows: Per rank, which recorded one it is like, and by how many steps it is shifted against that.
+        work_of: Per rank, the recorded one whose work it does, and how many steps later that one did it.
         copy: ns to copy a byte back.
         sharing: How fast each of two collectives is beside the other, as a share of its speed alone.
         change: The change itself.
@@ -93,7 +106,7 @@ class Plan(NamedTuple):
     works: list[float]
     shares: list[list[tuple[int, float]]]
     encode: list[float]
-    rows: list[tuple[int, int]]
+    work_of: list[tuple[int, int]]
     copy: float
     sharing: float
     change: Change
@@ -173,7 +186,7 @@ def plan(recorded: Recorded, physics: Physics, change: Change) -> Plan:
         works,
         _shares(recorded, buckets),
         [encode * nbytes for nbytes in sizes],
-        _rows(recorded, change),
+        _work_of(recorded, change),
         0.0 if change.bucket_view else physics.copy,
         _sharing(physics, change.link),
         change,
@@ -275,18 +288,21 @@ def _shares(recorded: Recorded, buckets: Buckets) -> list[list[tuple[int, float]
     return found
 
 
-def _rows(recorded: Recorded, change: Change) -> list[tuple[int, int]]:
+def _work_of(recorded: Recorded, change: Change) -> list[tuple[int, int]]:
     """Takes further ranks for recorded ones in later steps, and a rank without its lateness for a usual one.
 
     The steps are as close as may be: on a machine that drifts, ranks of far apart steps would be unlike each other.
     """
     n = len(recorded.ranks)
-    rows = [(position % n, position // n) for position in range(change.world or n)]
-    unused = rows[-1][1] + 1
-    if change.without_rank is not None:
-        replaced, donor = recorded.ranks.index(change.without_rank), usual_rank(recorded, change.without_rank)
-        rows = [(donor, by + unused) if row == replaced else (row, by) for row, by in rows]
-    return rows
+    found = [(position % n, position // n) for position in range(change.world or n)]
+    unused = found[-1][1] + 1
+    if change.without_lateness_of is not None:
+        replaced, donor = (
+            recorded.ranks.index(change.without_lateness_of),
+            usual_rank(recorded, change.without_lateness_of),
+        )
+        found = [(donor, later + unused) if rank == replaced else (rank, later) for rank, later in found]
+    return found
 
 
 def own_time(recorded: Recorded) -> dict[int, float]:
@@ -341,6 +357,6 @@ def refusal(recorded: Recorded, physics: Physics, change: Change) -> str:
         return "the wait for data is not known: no DataLoader was seen"
     if change.accumulate > 1 and recorded.micro_steps > 1:
         return f"the job accumulates over {recorded.micro_steps} batches already"
-    if change.without_rank is not None and change.without_rank not in recorded.ranks:
-        return f"there is no rank {change.without_rank}"
+    if change.without_lateness_of is not None and change.without_lateness_of not in recorded.ranks:
+        return f"there is no rank {change.without_lateness_of}"
     return ""

@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from ddpwatch.common.text import clean, number, percent, table
-from ddpwatch.whatif.answer import Prediction, WhatIfAnswer, most_to_save
-from ddpwatch.whatif.wording import BOUND, nothing_sure
+from ddpwatch.whatif.answer import Prediction, WhatIfAnswer
+from ddpwatch.whatif.summary import gain_text, interval_text, not_predicted, sentences
 
-OUTSIDE = "stalls and checkpoints in other steps, or between them, are in no row"
+OUTSIDE = (
+    "a report's step is the mean of all steps; here, stalls and checkpoints in steps that are not timed in full, or "
+    "between steps, are in no row"
+)
 APART = "each change by itself, so gains do not add up; a gain is what it takes off the measured step, rounded"
 
 
-def render_whatif(answer: WhatIfAnswer, everything: bool) -> str:
+def render_whatif(answer: WhatIfAnswer, everything: bool, width: int | None = None) -> str:
     """Returns the answer as a table, then a reason per change.
 
     Args:
         answer: What `ddpwatch.whatif.command.answer` returns.
         everything: Show all changes, and not only the best.
+        width: Of the terminal, for which lines are wrapped between words; None otherwise.
     """
     shown = answer.scenarios if everything else _best(answer.scenarios)
-    changes = [found for found in answer.scenarios if BOUND not in found.change]
-    replayed = answer.replayed
-    most = most_to_save(replayed.exposed_ms, replayed.measured_ms, answer.scenarios)
-    lines = [_head(answer), *filter(None, [most]), OUTSIDE, ""]
-    if changes and not any(found.sure for found in changes):
-        lines += [nothing_sure(found.more_steps for found in changes), ""]
+    lines = [_head(answer), *sentences(answer), OUTSIDE, ""]
     if shown:
         lines += [] if len(shown) == 1 else [APART]
-        lines += table(["step ms", "gain ms", "90 % interval", "gain", "change"], [_row(found) for found in shown])
+        lines += table(["step ms", "gain ms", "90 % interval", "gain", "change"], [*map(_row, shown)], width)
         lines += ["", *(line for found in shown for line in _reasons(found))]
-    if not everything and (unsure := [found for found in changes if not found.sure and found.gain_ms > 0]):
-        lines.append("not sure to help: " + "; ".join(f"{one.change} ({_interval(one)} ms)" for one in unsure))
-    lines += [f"not predicted: {refused.change}: {refused.why}" for refused in answer.refused]
-    return "\n".join(map(clean, lines))
+    if not everything and (unsure := [found for found in answer.scenarios if _may_help(found)]):
+        lines.append("not sure to help: " + "; ".join(f"{one.change} ({interval_text(one)} ms)" for one in unsure))
+    lines += [f"not predicted: {changes}: {why}" for changes, why in not_predicted(answer.refused)]
+    return "\n".join(wrapped for line in lines for wrapped in _wrapped(clean(line), width))
+
+
+def _wrapped(line: str, width: int | None) -> list[str]:
+    """Returns a line's parts; code stays as it is."""
+    if width is None or len(line) <= width or line.startswith("    "):
+        return [line]
+    return wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _may_help(found: Prediction) -> bool:
+    return found.kind != "bound" and not found.sure and found.gain_ms > 0
 
 
 def _head(answer: WhatIfAnswer) -> str:
@@ -50,19 +61,15 @@ def _best(scenarios: Sequence[Prediction]) -> Sequence[Prediction]:
     found: list[Prediction] = []
     for scenario in scenarios:
         again = scenario.cap_mib is not None and any(other.cap_mib is not None for other in found)
-        if scenario.sure and not again and BOUND not in scenario.change:
+        if scenario.sure and not again and scenario.kind != "bound":
             found.append(scenario)
-    bound = [scenario for scenario in scenarios if BOUND in scenario.change]
-    return found[:5] + bound
+    return found[:5] + [scenario for scenario in scenarios if scenario.kind == "bound"]
 
 
 def _row(found: Prediction) -> list[str]:
-    return [number(found.step_ms), number(found.gain_ms), _interval(found), percent(found.gain, 1), found.change]
-
-
-def _interval(found: Prediction) -> str:
-    """Returns that of the gain."""
-    return f"{number(found.gain_low_ms)} to {number(found.gain_high_ms)}"
+    least, most = ("≥ ", "≤ ") if found.kind == "bound" else ("", "")
+    figures = [least + number(found.step_ms), most + gain_text(found.gain_ms), interval_text(found)]
+    return [*figures, percent(found.gain, 1), found.change]
 
 
 def _reasons(found: Prediction) -> list[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from ddpwatch.common.text import counted
 from ddpwatch.whatif.assignment import DEFAULT_CAP_BYTES, MIB
 from ddpwatch.whatif.recorded import Recorded
 from ddpwatch.whatif.scenarios import Change
 
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
-BOUND = "(the bound)"
+AT_MOST = " (at most)"
 _ACCUMULATION = """\
 import contextlib
 for number, (inputs, targets) in enumerate(loader, 1):
@@ -45,12 +44,12 @@ def _names(change: Change) -> Iterator[str]:
         yield f"a link {change.link:g} times as fast"
     if change.world is not None:
         yield f"{change.world} ranks"
-    if change.without_rank is not None:
-        yield f"rank {change.without_rank} as fast as the others"
+    if change.without_lateness_of is not None:
+        yield f"rank {change.without_lateness_of} as fast as the others"
     if change.no_input:
         yield "no wait for data"
     if change.perfect:
-        yield f"caps, hooks, links at best {BOUND}"
+        yield f"any cap, hook or link{AT_MOST}"
 
 
 def code_of(change: Change) -> str:
@@ -82,20 +81,9 @@ def _lines(change: Change) -> Iterator[str]:
 
 
 def statement_of(code: str) -> str:
-    """Returns the first line of a snippet that is no import, for where there is one line."""
-    return next((line for line in code.splitlines() if not line.startswith(("import ", "from "))), "")
-
-
-def nothing_sure(more_steps: Iterable[int | None]) -> str:
-    """Returns what is said where no change is sure to help.
-
-    Args:
-        more_steps: Per change, `Prediction.more_steps`.
-    """
-    more = min(filter(None, more_steps), default=None)
-    record = f"record {counted(more, 'more step')} timed in full (--detail high)"
-    rest = "more steps would not change that" if more is None else record
-    return f"no change here is sure to help; {rest}"
+    """Returns the only line of a snippet that is no import; empty if there are others."""
+    lines = [line for line in code.splitlines() if not line.startswith(("import ", "from "))]
+    return lines[0] if len(lines) == 1 else ""
 
 
 def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iterator[str]:
@@ -128,9 +116,12 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
             yield f"the first {change.world} ranks stay"
         elif change.world > len(recorded.ranks):
             yield "further ranks are like those recorded, on cores of their own"
-    if change.without_rank is not None:
-        yield f"rank {change.without_rank} works like the rank in the middle of the others"
+    if change.without_lateness_of is not None:
+        yield f"rank {change.without_lateness_of} works like the rank in the middle of the others"
+        yield "all of these steps count, where a verdict's gain is of the steps that its incident struck"
     if change.perfect:
         yield "communication takes no time, and ranks still wait for each other"
-    if recorded.flag("broadcast_buffers") and change.without_rank is not None:
+        if not recorded.gpu:
+            yield "what collectives wait for a core is in it, which no cap, hook or link takes away"
+    if recorded.flag("broadcast_buffers") and change.without_lateness_of is not None:
         yield "the forward waits for no broadcast of buffers"

@@ -300,11 +300,11 @@ def at_cursor(text):
 
 
 def changes_on(text, scenarios):
-    shown = searched(text, measured="measured +N ", steps="what if: the N steps timed in full")
+    shown = searched(text, measured="measured +N ", steps="what if: newest N steps timed in full")
     for row in scenarios:
         name = re.escape(row["change"])
-        signed = r"([+−-]?[\d.]+)"
-        line = re.search(rf"{name}(?: ◀)? +{NUMBER} +{signed} +{signed} … {signed} +{signed} %", text)
+        signed = r"≤?([+−-]?[\d.]+)"
+        line = re.search(rf"{name}(?: ◀)? +≥?{NUMBER} +{signed} +{signed} … {signed} +{signed} %", text)
         cells = [cell.replace("−", "-") for cell in line.groups()]
         keys = ("step_ms", "gain_ms", "gain_low_ms", "gain_high_ms", "gain")
         shown += [(f"{row['change']} {key}", cell) for key, cell in zip(keys, cells, strict=True)]

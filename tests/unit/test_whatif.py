@@ -17,7 +17,7 @@ from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.analysis.report_builder import ReportBuilder
 from ddpwatch.errors import UsageError
 from ddpwatch.whatif import answer
-from ddpwatch.whatif.answer import Prediction, WhatIf, most_to_save
+from ddpwatch.whatif.answer import Prediction, WhatIf
 from ddpwatch.whatif.assignment import MIB, limits_of
 from ddpwatch.whatif.cost import Guess
 from ddpwatch.whatif.model import LIKELY_RANK_ONE, fit, noise, segment_bounds
@@ -25,6 +25,7 @@ from ddpwatch.whatif.recorded import FULL, Recorded, RecordedBuilder
 from ddpwatch.whatif.replay import Replay
 from ddpwatch.whatif.scenarios import Change, plan, recorded_limits
 from ddpwatch.whatif.schedule import Speeds
+from ddpwatch.whatif.summary import gain_text, interval_text, sentences
 from ddpwatch.whatif.text import render_whatif
 from ddpwatch.wire.messages import Step
 from tests.support.whatif import DATA_MS, MS, MadeUpJob, built, edited, line, refused
@@ -144,13 +145,13 @@ def test_another_first_cap_alone_keeps_the_jobs_cap() -> None:
 def test_a_rhythm_is_not_taken_for_every_step() -> None:
     """A rank is late in every second step, and one of two is played."""
     job = JOB.but(steps=400, late_ms=(0.0, 40.0), late_every=2)
-    assert one(job, Change(without_rank=1)).gain_ms == pytest.approx(job.step_ms - JOB.step_ms, rel=0.15)
+    assert one(job, Change(without_lateness_of=1)).gain_ms == pytest.approx(job.step_ms - JOB.step_ms, rel=0.15)
 
 
 def test_most_steps_take_no_longer() -> None:
     """Nine in ten."""
     job = JOB.but(late_ms=(0.0, 40.0), late_every=4)
-    found = one(job, Change(without_rank=1))
+    found = one(job, Change(without_lateness_of=1))
     usual = one(job, Change(cap_mib=JOB.cap_mib))
     assert usual.p90_ms > usual.step_ms + 10
     assert found.p90_ms < found.step_ms + 8
@@ -343,7 +344,7 @@ def test_half_the_bytes() -> None:
 
 
 def test_without_a_late_rank() -> None:
-    found = one(LATE, Change(without_rank=2))
+    found = one(LATE, Change(without_lateness_of=2))
     truth = LATE.but(late_ms=(), seed=2).step_ms
     assert found.step_ms == pytest.approx(truth, rel=0.02)
     assert found.gain_ms > 4  # of 25: then the wire is what they wait for
@@ -351,7 +352,7 @@ def test_without_a_late_rank() -> None:
 
 def test_no_two_ranks_are_alike_in_the_same_step() -> None:
     recorded = LATE.recorded()
-    rows = plan(recorded, fit(recorded), Change(without_rank=2, world=16)).rows
+    rows = plan(recorded, fit(recorded), Change(without_lateness_of=2, world=16)).work_of
     assert len(set(rows)) == 16
 
 
@@ -374,12 +375,24 @@ def test_accumulation_is_per_batch() -> None:
 def test_communication_for_free_is_a_bound() -> None:
     asked = WhatIf(JOB.recorded())
     (bound,) = asked.ask([Change(perfect=True)])
-    assert bound.change.endswith("(the bound)")
+    assert (bound.change, bound.kind) == ("any cap, hook or link (at most)", "bound")
     others = asked.ask([*(Change(cap_mib=cap) for cap in (1, 5)), Change(link=9)])
     assert all(other.step_ms >= bound.step_ms for other in others)
-    exposed_ms = bound.gain_ms + bound.exposed_ms + 9  # what it gains need not be what is no longer exposed
-    said = most_to_save(exposed_ms, JOB.step_ms, [replace_in(bound, exposed_ms=20.0)])
-    assert f"gain {bound.gain_ms:.1f} ms at most; of {exposed_ms:.1f} ms exposed, 20.0 ms stay" in said
+    (said,) = sentences(asked.answer([replace_in(bound, exposed_ms=20.0)]))
+    assert f"gains at most {gain_text(bound.gain_ms)} ms ({interval_text(bound)}), if communication took" in said
+    assert said.endswith("ranks still wait 20.0 ms for the last one")
+    (unsure,) = sentences(asked.answer([replace_in(bound, gain_low_ms=-1.0)]))
+    assert "may gain nothing, and at most" in unsure
+    table = render_whatif(asked.answer([*others, bound]), everything=True)
+    assert f"≤ {gain_text(bound.gain_ms)} " in table
+    assert "wait for a core" in bound.assumes
+    (on_gpus,) = WhatIf(replace(JOB.recorded(), gpu=True)).ask([Change(perfect=True)])
+    assert "wait for a core" not in on_gpus.assumes
+
+
+def test_small_buckets_have_a_size() -> None:
+    job = MadeUpJob(sizes_mib=(0.02,) * 8, cap_mib=0.03, cost=line(20.0, 4.0))
+    assert " of 4, 41.0 KiB)" in one(job, Change(perfect=True)).why
 
 
 def test_two_at_once_gain_more_than_one() -> None:
@@ -392,7 +405,9 @@ def test_two_at_once_gain_more_than_one() -> None:
 def test_unasked_the_best_comes_first() -> None:
     asked = WhatIf(JOB.recorded())
     found = asked.ask(asked.default_changes())
-    assert [p.gain_low_ms for p in found] == sorted((p.gain_low_ms for p in found), reverse=True)
+    *changes, bound = found
+    assert bound.kind == "bound"  # which gains most, and is no change
+    assert [p.gain_low_ms for p in changes] == sorted((p.gain_low_ms for p in changes), reverse=True)
     best = min((p for p in found if p.cap_mib and "first" not in p.change), key=lambda p: p.step_ms)
     truth = {p.cap_mib: JOB.but(cap_mib=p.cap_mib, seed=2).step_ms for p in found if p.cap_mib}
     assert truth[best.cap_mib] <= 1.02 * min(truth.values())
@@ -447,7 +462,7 @@ def test_steps_are_compared_with_themselves() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [Change(cap_mib=4.0), Change(hook="fp16"), Change(without_rank=1), Change(perfect=True)]
+    "change", [Change(cap_mib=4.0), Change(hook="fp16"), Change(without_lateness_of=1), Change(perfect=True)]
 )
 @pytest.mark.parametrize("steps", [18, 60])
 def test_the_steps_that_are_missing_would_settle_it(change: Change, steps: int) -> None:
@@ -467,6 +482,15 @@ def test_where_nothing_is_sure_nothing_is_advised() -> None:
     assert "no change here is sure to help; record 30 more steps timed in full" in text
     assert not any(found.code in text for found in unsure)
     assert all(f"{found.change} (" in text.split("not sure to help: ")[1] for found in unsure)
+    (doubled,) = asked.ask([Change(accumulate=2)])
+    said = sentences(asked.answer([doubled, *unsure]))
+    assert doubled.sure
+    assert said[0].startswith("accumulation over 2 batches would gain ")
+    assert said[1:] == [
+        "no bucket cap or comm hook here is sure to help; record 30 more steps timed in full (--detail high)"
+    ]
+    late = replace_in(doubled, kind="fault")
+    assert sentences(asked.answer([late, *unsure]))[0].startswith("over these steps, ")
     never = asked.answer([replace_in(found, more_steps=None) for found in unsure])
     assert "no change here is sure to help; more steps would not change that" in render_whatif(never, everything=True)
 

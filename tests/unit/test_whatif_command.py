@@ -27,6 +27,7 @@ from tests.unit.test_whatif_cost import wire
 
 KEYS = {
     "change",
+    "kind",
     "cap_mib",
     "step_ms",
     "low",
@@ -88,13 +89,15 @@ def test_json(file: Path) -> None:
 
 def test_without_options_the_best_five(file: Path) -> None:
     lines = whatif(str(file)).splitlines()
-    assert lines[2:5] == [OUTSIDE, "", APART]  # two changes of 5.6 ms each did not gain 11.2
-    table = lines[6 : lines.index("", 6)]
+    apart = lines.index(APART)  # two changes of 5.6 ms each did not gain 11.2
+    assert lines[apart - 2 : apart] == [OUTSIDE, ""]
+    assert " would gain " in lines[1]
+    table = lines[apart + 2 : lines.index("", apart)]
     least = [float(line.split(" to ")[0].split()[-1]) for line in table[:-1]]
     assert 1 <= len(least) <= 5
     assert least == sorted(least, reverse=True)
     assert least[-1] > 0
-    assert table[-1].endswith("(the bound)")
+    assert table[-1].endswith("(at most)")
     assert sum("DistributedDataParallel(model, bucket_cap_mb" in line for line in lines) == 1
 
 
@@ -119,10 +122,10 @@ def test_what_is_refused_is_no_change_that_was_tried(one_size: Path) -> None:
     done = CliRunner().invoke(app, ["whatif", str(one_size), "--cap", "5", "--free"])
     assert done.exit_code == 0
     assert [line.partition(": latency ")[0] for line in done.stdout.splitlines() if "not predicted" in line] == [
-        "not predicted: bucket cap 5 MiB: only one bucket size was seen",
-        "not predicted: bucket cap 5 MiB + caps, hooks, links at best (the bound): only one bucket size was seen",
+        "not predicted: bucket cap 5 MiB, bucket cap 5 MiB + any cap, hook or link (at most): "
+        "only one bucket size was seen"
     ]
-    assert sum(line.startswith(" ") and "(the bound)" in line for line in done.stdout.splitlines()) == 1
+    assert sum(line.startswith("≥ ") and "(at most)" in line for line in done.stdout.splitlines()) == 1
 
 
 def test_where_all_is_refused_the_command_fails_with_one_line(one_size: Path) -> None:

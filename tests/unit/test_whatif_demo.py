@@ -10,7 +10,7 @@ from demo.whatif import best_cap, main, outcome
 
 def scenario(cap_mib: float, gain_ms: float) -> Prediction:
     return Prediction(
-        change=f"bucket cap {cap_mib:g} MiB", cap_mib=cap_mib, step_ms=100 - gain_ms, low=95 - gain_ms,
+        change=f"bucket cap {cap_mib:g} MiB", kind="cap", cap_mib=cap_mib, step_ms=100 - gain_ms, low=95 - gain_ms,
         high=105 - gain_ms, p90_ms=104 - gain_ms, exposed_ms=0.0, gain_ms=gain_ms, gain=gain_ms / 100,
         gain_low_ms=gain_ms, gain_high_ms=gain_ms, more_steps=0, why="", assumes="", code="",
     )  # fmt: skip

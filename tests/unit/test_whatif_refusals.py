@@ -23,7 +23,7 @@ def test_one_bucket_size() -> None:
     asked = WhatIf(JOB.but(cap_mib=100).recorded())
     for change in (Change(cap_mib=5), Change(link=2), Change(hook="fp16"), Change(world=4)):
         assert refused(asked, change).startswith("only one bucket size was seen")
-    assert len(asked.ask([Change(perfect=True), Change(without_rank=1), Change(no_input=True)])) == 3
+    assert len(asked.ask([Change(perfect=True), Change(without_lateness_of=1), Change(no_input=True)])) == 3
 
 
 def test_an_older_recording_still_answers_what_needs_no_sizes() -> None:
@@ -41,7 +41,7 @@ def test_with_a_comm_hook() -> None:
     asked = built(edited(JOB, comm_hook="fp16_compress_hook"))
     for change in (Change(cap_mib=5), Change(link=2), Change(hook="bf16"), Change(world=4)):
         assert "comm hook (fp16_compress_hook)" in refused(asked, change)
-    assert len(asked.ask([Change(perfect=True), Change(without_rank=1), Change(no_input=True)])) == 3
+    assert len(asked.ask([Change(perfect=True), Change(without_lateness_of=1), Change(no_input=True)])) == 3
     assert not [change for change in asked.default_changes() if change.moves_buckets or change.hook]
 
 
@@ -108,7 +108,7 @@ def test_what_is_set_already() -> None:
     assert "set already" in refused(asked, Change(bucket_view=True))
     assert "accumulates over 2" in refused(asked, Change(accumulate=2))
     assert "find_unused_parameters" in refused(asked, Change(static_graph=True))
-    assert refused(asked, Change(without_rank=7)) == "there is no rank 7"
+    assert refused(asked, Change(without_lateness_of=7)) == "there is no rank 7"
 
 
 def corrupted(job: MadeUpJob, dice: random.Random) -> Iterable[Message]:

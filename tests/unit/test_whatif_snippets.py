@@ -60,6 +60,8 @@ def test_it_runs(change: Change) -> None:
         assert any(not torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("change", [Change(link=2.0), Change(world=8), Change(without_rank=0), Change(perfect=True)])
+@pytest.mark.parametrize(
+    "change", [Change(link=2.0), Change(world=8), Change(without_lateness_of=0), Change(perfect=True)]
+)
 def test_what_is_no_change_of_code_has_none(change: Change) -> None:
     assert code_of(change) == statement_of(code_of(change)) == ""

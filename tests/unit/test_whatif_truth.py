@@ -44,40 +44,40 @@ def ask(job: MadeUpJob, change: Change) -> Prediction:
         pytest.param(
             # Done after 20, 30, 40, 50 and 60 ms: with the backward.
             BY_HAND, Change(cap_mib=1.0), 8.0,
-            "exposed communication 8.0 → 0.0 ms: bucket 2 (the last of 3, 1.0 MiB) was exposed for 8.0 ms; "
-            "now the last of 5 has 1.0 MiB",
+            "exposed communication 8.0 → 0.0 ms: ranks waited 8.0 ms for bucket 2 (the last of 3, 1.0 MiB); "
+            "then the last of 5 has 1.0 MiB",
             id="smaller cap",
         ),
         pytest.param(
             # 4 MiB from 40 to 74 ms, then 1 MiB up to 84.
             BY_HAND, Change(cap_mib=4.0), -16.0,
-            "exposed communication 8.0 → 24.0 ms: bucket 0 (of 2, 4.0 MiB) becomes exposed for 14.0 ms",
+            "exposed communication 8.0 → 24.0 ms: ranks then wait 14.0 ms for bucket 0 (of 2, 4.0 MiB)",
             id="larger cap",
         ),
         pytest.param(
             # Done after 30, 50 and 56 ms.
             BY_HAND, Change(link=2), 8.0,
-            "exposed communication 8.0 → 0.0 ms: bucket 2 (the last of 3, 1.0 MiB) was exposed for 8.0 ms, now 0.0",
+            "exposed communication 8.0 → 0.0 ms: ranks waited 8.0 ms for bucket 2 (the last of 3, 1.0 MiB), then 0.0",
             id="faster link",
         ),
         pytest.param(
             # Three times 2 + 32 and 2 + 16 ms: done after 54, 88 and 106.
             BY_HAND, Change(link=0.5), -38.0,
-            "exposed communication 8.0 → 46.0 ms: bucket 1 (of 3, 2.0 MiB) becomes exposed for 28.0 ms",
+            "exposed communication 8.0 → 46.0 ms: ranks then wait 28.0 ms for bucket 1 (of 3, 2.0 MiB)",
             id="slower link",
         ),
         pytest.param(
             BY_HAND, Change(perfect=True), 8.0,
-            "exposed communication 8.0 → 0.0 ms: bucket 2 (the last of 3, 1.0 MiB) was exposed for 8.0 ms, now 0.0",
+            "exposed communication 8.0 → 0.0 ms: ranks waited 8.0 ms for bucket 2 (the last of 3, 1.0 MiB), then 0.0",
             id="communication for free",
         ),
         pytest.param(
             # Rank 1 takes 72 ms, so that buckets are ready after 24, 48 and 60 ms, and done after 42, 66 and 76. Bucket
             # 1 is exposed on rank 0 for 6 ms, bucket 2 for 10 and 4: 3 and 7 for the mean rank.
-            LATE_BY_HAND, Change(without_rank=1), 8.0,
+            LATE_BY_HAND, Change(without_lateness_of=1), 8.0,
             "the others no longer wait for rank 1; ranks' own work takes 6.0 ms less; "
             "exposed communication 10.0 → 8.0 ms: "
-            "bucket 1 (of 3, 2.0 MiB) was exposed for 3.0 ms, now 0.0",
+            "ranks waited 3.0 ms for bucket 1 (of 3, 2.0 MiB), then 0.0",
             id="straggler removed",
         ),
         pytest.param(

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.errors import UsageError
 from ddpwatch.viewer.state import RunState
-from ddpwatch.whatif.answer import Prediction, WhatIf, WhatIfAnswer
+from ddpwatch.whatif.answer import Prediction, WhatIf, WhatIfAnswer, ranked
 from ddpwatch.whatif.recorded import FULL, RecordedBuilder
-from ddpwatch.whatif.scenarios import Change
+from ddpwatch.whatif.summary import best
 from ddpwatch.wire.messages import Hello, Layout, Message
 
 MOST_RANKS = 256  # with more, an answer would take many seconds
@@ -57,74 +57,20 @@ def observed_in(state: RunState, steps: Iterable[StepAcrossRanks]) -> Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
-    """One prediction. ``kind`` is ``fault`` (that is mended), ``cap``, ``hook``, ``option``, ``other`` or ``bound``."""
-
-    kind: str
-    prediction: Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one request brought.
-
-    Attributes:
-        measured_ms: The mean step.
-        exposed_ms: Of that, what the mean rank waits for buckets, as replayed.
-        error: By how much the replay of the recorded setting is off, as a share.
-        steps: How many full steps all that rests on.
-        scenarios: Faults, caps by size, hooks, their bound, options, then what changes the training.
-        refused: Why caps and hooks are missing; empty if they are not.
-    """
-
-    measured_ms: float
-    exposed_ms: float
-    error: float
-    steps: int
-    scenarios: Sequence[Scenario]
-    refused: str
-
-    @property
-    def best(self) -> Scenario | None:
-        """The change of code to the same training that gains most, at the low end of the gain's interval, above 0."""
-        return _surest(self.of_code)
-
-    @property
-    def larger(self) -> Scenario | None:
-        """The fault without which most is gained, if that is more: what is to be looked at first."""
-        most = _surest([scenario for scenario in self.scenarios if scenario.kind == "fault"])
-        least = 0.0 if self.best is None else self.best.prediction.gain_low_ms
-        return most if most is not None and most.prediction.gain_low_ms > least else None
-
-    @property
-    def of_code(self) -> Sequence[Scenario]:
-        """The changes of code to the same training."""
-        return [scenario for scenario in self.scenarios if scenario.kind in _OF_CODE]
-
-    def index_of(self, change: str | None) -> int:
-        """Returns the place of a change among the scenarios; that of the best one, or the first, if it is not there."""
-        names = [scenario.prediction.change for scenario in self.scenarios]
-        if change in names:
-            return names.index(change)
-        return 0 if self.best is None else self.scenarios.index(self.best)
-
-
-def _surest(scenarios: Iterable[Scenario]) -> Scenario | None:
-    """Returns the one that gains most at the low end of the interval, of those that are sure to gain."""
-    found = (scenario for scenario in scenarios if scenario.prediction.sure)
-    return max(found, key=lambda scenario: scenario.prediction.gain_low_ms, default=None)
-
-
-_OF_CODE = ("cap", "hook", "option")
-_ORDER = ("fault", "cap", "hook", "bound", "option", "other")
-
-
-@dataclass(frozen=True, slots=True)
 class WhatIfModel:
     """What the view draws: the newest answer, or why there is none (empty while it is under way)."""
 
-    answer: Answer | None = None
+    answer: WhatIfAnswer | None = None
     failure: str = ""
+
+
+def selected_index(answer: WhatIfAnswer, change: str | None) -> int:
+    """Returns the row of a change; that of the best one, or the first, if it is in none."""
+    names = [found.change for found in answer.scenarios]
+    chosen = best(answer.scenarios)
+    if change not in names and chosen is not None:
+        change = chosen.change
+    return names.index(change) if change in names else 0
 
 
 class Predictor:
@@ -180,7 +126,7 @@ class Predictor:
             self.version += 1
             self.busy = False
 
-    def _answer(self, observed: Observed) -> Answer:
+    def _answer(self, observed: Observed) -> WhatIfAnswer:
         if len(observed.hellos) > MOST_RANKS:
             raise UsageError(
                 f"not shown for more than {MOST_RANKS} ranks", "ddpwatch whatif RUN takes its time for them"
@@ -194,39 +140,9 @@ class Predictor:
             builder.add_step(across)
         asked = WhatIf(builder.build())
         asked.note_what_is_missing()
-        found = []
+        found: list[Prediction] = []
         for change in asked.default_changes():
-            found += [Scenario(_kind(change), prediction) for prediction in asked.ask([change])]
+            found += asked.ask([change])
             if self._stopped.wait(REST_S):
                 break
-        return _answer_of(asked.answer([]), found)
-
-
-def _kind(change: Change) -> str:
-    if change.perfect:
-        return "bound"
-    if change.no_input or change.without_rank is not None:
-        return "fault"
-    if change.moves_buckets and not change.static_graph:
-        return "cap"
-    if change.hook:
-        return "hook"
-    return "option" if change.bucket_view or change.static_graph else "other"
-
-
-def _answer_of(asked: WhatIfAnswer, found: Sequence[Scenario]) -> Answer:
-    replayed = asked.replayed
-    return Answer(
-        measured_ms=replayed.measured_ms,
-        exposed_ms=replayed.exposed_ms,
-        error=replayed.error,
-        steps=asked.steps,
-        scenarios=sorted(found, key=_place),
-        refused="; ".join(f"{refused.change}: {refused.why}" for refused in asked.refused),
-    )
-
-
-def _place(scenario: Scenario) -> tuple[int, bool, float]:
-    """Sorts caps from the smallest on, those with another first bucket last; all else as it was asked."""
-    prediction = scenario.prediction
-    return _ORDER.index(scenario.kind), "first" in prediction.change, prediction.cap_mib or 0.0
+        return asked.answer(ranked(found))

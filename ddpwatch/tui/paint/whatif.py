@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpwatch.common.text import percent, three_digits
-from ddpwatch.tui.models.whatif import Answer, Scenario, WhatIfModel
+from ddpwatch.tui.models.whatif import WhatIfModel, selected_index
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
 from ddpwatch.tui.text import first_fit, shorten, shorten_name, wrap
-from ddpwatch.whatif.answer import Prediction, most_to_save
-from ddpwatch.whatif.wording import BOUND, nothing_sure, statement_of
+from ddpwatch.whatif.answer import Prediction, WhatIfAnswer
+from ddpwatch.whatif.scenarios import SWEEP
+from ddpwatch.whatif.summary import best, gain_text, interval_text, not_predicted, sentences
+from ddpwatch.whatif.wording import AT_MOST, statement_of
 
-_GUTTER, _WIDE_GUTTER = 28, 42
-_STEP, _INTERVAL, _GAIN = 8, 16, 9
 _VERDICT_ROWS, _DETAIL_ROWS = 5, 5
+_HEAD_ROWS = 2  # of the table: its heading, and the measured step
 _LEAST_ROWS = 4  # of changes, before there is room for details
 _WIDE, _ROOMY = 120, 80
-_BEST = "◀"
-_LEGENDS = ("▓ step, of it ╱ exposed   ┄ with the least gain", "▓ step  ╱ exposed  ┄ least gain", "▓ step  ╱ exposed")
-_SHORTER = {
-    "bucket cap": "cap", " as fast as the others": " like the others", " batches": "",
-    f"caps, hooks, links at best {BOUND}": "bound of caps and hooks",
-}  # fmt: skip
+_GAP, _LEAST_BAR = 2, 8  # cells
+_BEST = " ◀"
+_LEGENDS = (
+    "▓ step, of it ╱ exposed   ┄ with the least gain", "▓ step  ╱ exposed  ┄ least gain", "▓ step  ╱ exposed",
+    "╱ exposed",
+)  # fmt: skip
+_SHORTER = {"bucket cap": "cap", " as fast as the others": " like the others", " batches": "", AT_MOST: ""}
+_MEASURED = "python -m ddpwatch.whatif.sweep measures that"
 
 
 def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | None = None) -> list[Row]:
@@ -35,16 +38,19 @@ def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | No
     canvas.put(1, 0, first_fit(titles, width - 2), "heading")
     y = _paint_verdict(canvas, model, 1)
     if answer is not None:
-        details = _DETAIL_ROWS if height - y - 2 >= _LEAST_ROWS + _DETAIL_ROWS else 0
-        y = _paint_changes(canvas, answer, y, height - y - details, answer.index_of(selected))
-        _paint_detail(canvas, answer, y, answer.index_of(selected))
+        chosen = selected_index(answer, selected)
+        details = _DETAIL_ROWS if height - y - _HEAD_ROWS >= _LEAST_ROWS + _DETAIL_ROWS else 0
+        y = _paint_changes(canvas, answer, y, height - y - details, chosen)
+        _paint_detail(canvas, answer, y, chosen)
     return canvas.rows()
 
 
-def _titles(answer: Answer) -> Sequence[str]:
+def _titles(answer: WhatIfAnswer) -> Sequence[str]:
     """Returns what it rests on, in full and in short."""
-    text = f"what if: the {answer.steps} steps timed in full, replayed with other settings"
-    return f"{text} (unchanged: {percent(abs(answer.error), 1)} off)", text
+    text, of_all = f"what if: newest {answer.steps} steps timed in full", "the header's step is of all"
+    off = percent(abs(answer.replayed.error), 1)
+    full = f"{text}, replayed with other settings (unchanged: {off} off); {of_all}"
+    return full, f"{text}, replayed; {of_all}", text
 
 
 def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:
@@ -63,96 +69,84 @@ def _verdict(model: WhatIfModel) -> tuple[str, str, str]:
         return "·", "dim", model.failure
     if answer is None:
         return "·", "dim", "predicting …"
-    missing = f"not predicted: {answer.refused}" if answer.refused else ""
-    found = [scenario.prediction for scenario in answer.scenarios]
-    most = most_to_save(answer.exposed_ms, answer.measured_ms, found)
-    larger = "" if answer.larger is None else _gains(answer.larger.prediction)
-    if answer.best is not None:
-        return "✓", "good", "; ".join(filter(None, [larger, _gains(answer.best.prediction), most, missing]))
-    if missing:
-        return "·", "dim", "; ".join(filter(None, [larger, most, missing]))
-    nothing = nothing_sure(scenario.prediction.more_steps for scenario in answer.of_code)
-    return "·", "text", "; ".join(filter(None, [larger, nothing, most]))
+    missing = [f"{changes}: {why.replace(SWEEP, _MEASURED)}" for changes, why in not_predicted(answer.refused)]
+    text = "; ".join([*sentences(answer), *([f"not predicted: {'; '.join(missing)}"] if missing else [])])
+    return ("·", "text", text) if best(answer.scenarios) is None else ("✓", "good", text)
 
 
-def _gains(found: Prediction) -> str:
-    interval = f"{three_digits(found.gain_low_ms)} to {three_digits(found.gain_high_ms)}"
-    return f"{found.change} would gain {three_digits(found.gain_ms)} ms a step ({interval}; {percent(found.gain, 1)})"
-
-
-def _paint_changes(canvas: Canvas, answer: Answer, y: int, height: int, selected: int) -> int:
-    """Returns a heading, the measured step, and as many changes as fit around the selected one.
+def _paint_changes(canvas: Canvas, answer: WhatIfAnswer, y: int, height: int, selected: int) -> int:
+    """Paints the table's heading, the measured step, and as many changes as fit, the selected one among them.
 
     Returns the row after them.
     """
-    shown = max(min(height - 2, len(answer.scenarios)), 0)
-    first = min(max(selected - shown + 1, 0), selected) if shown else 0
-    bar = _paint_heading(canvas, answer, y, shown)
-    canvas.put(2, y + 1, "measured", "strong")
-    canvas.put(_gutter(canvas), y + 1, f"{three_digits(answer.measured_ms):>{_STEP}}", "strong")
-    _paint_bar(canvas, y + 1, bar, answer.measured_ms, answer.exposed_ms)
-    for row, scenario in enumerate(answer.scenarios[first : first + shown], start=y + 2):
-        _paint_change(canvas, scenario, row, bar, scenario == answer.best)
-        canvas.put(0, row, "▶" if row - y - 2 + first == selected else " ", "strong")
-    return y + 2 + shown
-
-
-def _gutter(canvas: Canvas) -> int:
-    return _WIDE_GUTTER if canvas.width >= _WIDE else _GUTTER
-
-
-def _paint_heading(canvas: Canvas, answer: Answer, y: int, shown: int) -> tuple[int, float]:
-    """Paints the columns' names; returns where bars start, and how many cells a millisecond has."""
-    canvas.fill(0, canvas.width, y, " ", "heading")
+    shown = max(min(height - _HEAD_ROWS, len(answer.scenarios)), 0)
+    first = max(selected - shown + 1, 0) if shown else 0
     left = len(answer.scenarios) - shown
-    canvas.put(2, y, f"change (↓ {left} more)" if left else "change", "heading")
-    x = _gutter(canvas)
-    for head, column in (("step ms", _STEP), *_gain_columns(canvas)):
-        canvas.put(x, y, f"{head:>{column}}", "heading")
-        x += column
-    if canvas.width >= _WIDE:
-        canvas.put(x + 1, y, next((text for text in _LEGENDS if len(text) <= canvas.width - x - 2), ""), "heading")
-    longest = max(answer.measured_ms, *(_longest_ms(scenario.prediction) for scenario in answer.scenarios), 1e-9)
-    return x + 1, max(canvas.width - x - 2, 0) / longest
+    table = _table(canvas.width, answer, f"change (↓ {left} more)" if left else "change")
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths[0] = min(widths[0], max(canvas.width - _LEAST_BAR - sum(widths[1:]) - _GAP * len(widths), 0))
+    x = sum(widths) + _GAP * len(widths) + 1
+    scale = max(canvas.width - x - 1, 0) / max(answer.replayed.measured_ms, *map(_longest_ms, answer.scenarios), 1e-9)
+    canvas.fill(0, canvas.width, y, " ", "heading")
+    canvas.put(x, y, next((text for text in _LEGENDS if len(text) < canvas.width - x), ""), "heading")
+    _paint_cells(canvas, y, table[0], widths, "heading", "heading")
+    _paint_cells(canvas, y + 1, table[1], widths, "strong", "strong")
+    _paint_bar(canvas, y + 1, (x, scale), answer.replayed.measured_ms, answer.replayed.exposed_ms)
+    for row, place in enumerate(range(first, first + shown), start=y + _HEAD_ROWS):
+        found = answer.scenarios[place]
+        style = _style(found, best(answer.scenarios))
+        canvas.put(0, row, "▶" if place == selected else " ", "strong")
+        _paint_cells(canvas, row, table[_HEAD_ROWS + place], widths, style, style if found.sure else "dim")
+        _paint_bar(canvas, row, (x, scale), found.step_ms, found.exposed_ms, _longest_ms(found))
+    return y + _HEAD_ROWS + shown
+
+
+def _table(width: int, answer: WhatIfAnswer, change: str) -> Sequence[Sequence[str]]:
+    """Returns the cells of the heading, the measured step and each change; fewer columns in a narrow terminal."""
+    columns = [0, 1, 2, 3, 4] if width >= _ROOMY else [0, 1, 4]
+    chosen = best(answer.scenarios)
+    rows = [
+        [change, "step ms", "gain ms", "90 % interval", "gain"],
+        ["measured", three_digits(answer.replayed.measured_ms), "", "", ""],
+        *([_name(found, width, found == chosen), *_figures(found)] for found in answer.scenarios),
+    ]
+    return [[row[column] for column in columns] for row in rows]
+
+
+def _figures(found: Prediction) -> Sequence[str]:
+    """Returns a change's step and gain; the interval is that of the gain in each step, not of steps' lengths."""
+    least, most = ("≥", "≤") if found.kind == "bound" else ("", "")
+    gain, share = gain_text(found.gain_ms), percent(round(found.gain, 3) + 0.0, 1)
+    signed = [(most or "+" * (not text.startswith("-"))) + text for text in (gain, share)]
+    cells = [least + three_digits(found.step_ms), signed[0], interval_text(found, " … "), signed[1]]
+    return [cell.replace("-", "−") for cell in cells]
+
+
+def _name(found: Prediction, width: int, is_best: bool) -> str:
+    name = found.change
+    for long, short in _SHORTER.items() if width < _WIDE else ():
+        name = name.replace(long, short)
+    return f"{name}{_BEST}" if is_best else name
+
+
+def _paint_cells(
+    canvas: Canvas, y: int, cells: Sequence[str], widths: Sequence[int], style: str, figure_style: str
+) -> None:
+    name, *figures = cells
+    mark = _BEST if name.endswith(_BEST) else ""
+    canvas.put(_GAP, y, shorten(name.removesuffix(_BEST), widths[0] - len(mark)) + mark, style)
+    x = _GAP + widths[0]
+    for text, width in zip(figures, widths[1:], strict=True):
+        x = canvas.put(x, y, f"{text:>{_GAP + width}}", figure_style)
+
+
+def _style(found: Prediction, chosen: Prediction | None) -> str:
+    return "good" if found == chosen else "dim" if found.kind in ("fault", "other", "bound") else "text"
 
 
 def _longest_ms(found: Prediction) -> float:
     """Returns how long the step may be, with the least gain of the interval."""
     return found.step_ms + found.gain_ms - found.gain_low_ms
-
-
-def _gain_columns(canvas: Canvas) -> Sequence[tuple[str, int]]:
-    """Returns the columns of the gain; its interval is that of the gain in each step, not of steps' lengths."""
-    known = [("gain ms", _GAIN, _ROOMY), ("90 % interval", _INTERVAL, _ROOMY), ("gain", _GAIN, 0)]
-    return [(head, column) for head, column, least in known if canvas.width >= least]
-
-
-def _paint_change(canvas: Canvas, scenario: Scenario, y: int, bar: tuple[int, float], best: bool) -> None:
-    found, gutter = scenario.prediction, _gutter(canvas)
-    style = "good" if best else "dim" if scenario.kind in ("fault", "other", "bound") else "text"
-    name = found.change if canvas.width >= _WIDE else _shorter(found.change)
-    canvas.put(2, y, f"{shorten(name, gutter - 4)}{f' {_BEST}' if best else ''}", style)
-    gains = {
-        "gain ms": _signed(found.gain_ms),
-        "90 % interval": f"{three_digits(found.gain_low_ms)} … {three_digits(found.gain_high_ms)}".replace("-", "−"),
-        "gain": f"{_signed(100 * found.gain)} %",
-    }
-    cells = [(three_digits(found.step_ms), _STEP), *((gains[head], column) for head, column in _gain_columns(canvas))]
-    x = gutter
-    for text, column in cells:
-        x = canvas.put(x, y, f"{text:>{column}}", style if scenario.prediction.sure else "dim")
-    _paint_bar(canvas, y, bar, found.step_ms, found.exposed_ms, _longest_ms(found))
-
-
-def _shorter(change: str) -> str:
-    for long, short in _SHORTER.items():
-        change = change.replace(long, short)
-    return change
-
-
-def _signed(value: float) -> str:
-    text = f"{round(value, 1) + 0.0:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}"  # no negative zero
-    return text.replace("-", "−")
 
 
 def _paint_bar(
@@ -166,14 +160,15 @@ def _paint_bar(
     canvas.fill(end, most, y, "┄", "faint")
 
 
-def _paint_detail(canvas: Canvas, answer: Answer, y: int, selected: int) -> None:
+def _paint_detail(canvas: Canvas, answer: WhatIfAnswer, y: int, selected: int) -> None:
     """Paints why the selected change gains, what it assumes, and its code."""
     if not answer.scenarios or canvas.height - y < 2:
         return
-    found = answer.scenarios[selected].prediction
+    found = answer.scenarios[selected]
     canvas.fill(0, canvas.width, y, " ", "heading")
     code = statement_of(found.code)
-    texts = [f"{found.change}: {code or 'no line of code'}", *filter(None, [code])]
+    rest = code or ("ddpwatch whatif prints its code" if found.code else "no line of code")
+    texts = [f"{found.change}: {rest}", *filter(None, [code])]
     canvas.put(1, y, first_fit(texts, canvas.width - 2), "heading-strong")
     texts = [found.why, *([f"assumes: {found.assumes}"] if found.assumes else [])]
     _paint_texts(canvas, texts, y + 1)

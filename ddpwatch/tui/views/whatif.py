@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpwatch.tui.models.overview import Link
-from ddpwatch.tui.models.whatif import Predictor, WhatIfModel, observed_in
+from ddpwatch.tui.models.whatif import Predictor, WhatIfModel, observed_in, selected_index
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.tui.session import ViewerSession
@@ -16,15 +16,15 @@ class WhatIfView(RunView):
     NAME = "What if"
     DEFINITIONS = """\
   measured  the mean of the full steps that are kept, also of those
-            before an incident
-  interval  holds the step under that change nine times of ten
+            before an incident; the header's step is of all steps
   gain      measured, less predicted; the verdict's is of the steps
             that the incident struck, and of a slow rank what others
             wait for it until the next rank launches
-  ◀         the change of code that gains most, if that is more than
-            its error
-  ╱         exposed communication, as replayed
-  bound     communication for free: no change of buckets gains more
+  interval  holds the gain nine times of ten; the surest gain is on
+            top, and where the interval holds 0, figures are dim
+  ◀         the change of code that is surest to gain
+  ╱         exposed communication, as replayed: ranks wait for it
+  ≤         the bound: if communication took no time at all
   A prediction is made at most every few seconds, in the background;
   ddpwatch whatif RUN asks for others (docs/whatif.md)."""
 
@@ -82,6 +82,6 @@ class WhatIfView(RunView):
         """Selects another change."""
         answer = self._model.answer
         if answer is not None and answer.scenarios:
-            index = answer.index_of(self.selected) + by
-            self.selected = answer.scenarios[min(max(index, 0), len(answer.scenarios) - 1)].prediction.change
+            index = selected_index(answer, self.selected) + by
+            self.selected = answer.scenarios[min(max(index, 0), len(answer.scenarios) - 1)].change
             self.repaint()

@@ -14,6 +14,7 @@ from ddpwatch.tui.models.whatif import ASKED, MOST_RANKS, Predictor, WhatIfModel
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.whatif import answer as answers
 from ddpwatch.whatif.command import answer, recorded_in
+from ddpwatch.whatif.summary import best, gain_text
 from ddpwatch.whatif.wording import name_of, statement_of
 from ddpwatch.wire.messages import Layout, Step
 from tests.support.dashboards import app_on, ended_recording, screen_text, until, watching
@@ -48,13 +49,16 @@ class TestView:
             assert f"{said['steps']} steps timed in full" in text
             assert f"measured {three_digits(said['replayed']['measured_ms'])} " in text
             for row in said["scenarios"]:
-                interval = f"{three_digits(row['gain_low_ms'])} … {three_digits(row['gain_high_ms'])}".replace("-", "−")
-                start = re.escape(f"{row['change']} {three_digits(row['step_ms'])} ")
-                assert re.search(rf"{start}[+−][\d.]+ {re.escape(interval)}", text.replace(" ◀", "")), row["change"]
+                interval = f"{gain_text(row['gain_low_ms'])} … {gain_text(row['gain_high_ms'])}".replace("-", "−")
+                least = "≥" if row["kind"] == "bound" else ""
+                start = re.escape(f"{row['change']} {least}{three_digits(row['step_ms'])} ")
+                assert re.search(rf"{start}[+−≤][\d.]+ {re.escape(interval)}", text.replace(" ◀", "")), row["change"]
             of_code = [row for row in said["scenarios"] if row["change"].startswith(("bucket cap", "fp16", "bf16"))]
             best = max(of_code, key=lambda row: row["gain_low_ms"])
-            interval = f"{three_digits(best['gain_low_ms'])} to {three_digits(best['gain_high_ms'])}"
-            assert f"{best['change']} would gain {three_digits(best['gain_ms'])} ms a step ({interval}; " in text
+            interval = f"{gain_text(best['gain_low_ms'])} to {gain_text(best['gain_high_ms'])}"
+            assert f"{best['change']} would gain {gain_text(best['gain_ms'])} ms a step ({interval}; " in text
+            shown = sorted((row["change"] for row in said["scenarios"]), key=lambda change: text.rindex(f" {change} "))
+            assert shown == [row["change"] for row in said["scenarios"]]
             assert f"{best['change']} ◀" in text
             assert best["why"] in text
 
@@ -64,18 +68,34 @@ class TestView:
             await asked(pilot, messages)
             rows = app.views.whatif._model.answer.scenarios
             await pilot.press(*["up"] * len(rows))
-            first = rows[0].prediction
+            first = rows[0]
             assert f"{first.change}: {statement_of(first.code)}"[:70] in screen_text(app)
             await pilot.press(*["down"] * len(rows))
             text = screen_text(app)
-            assert f"▶ {rows[-1].prediction.change}"[:20] in text
+            assert f"▶ {rows[-1].change}"[:20] in text
+
+    async def test_a_small_terminal_shows_the_best_change_and_columns_stay_apart(self, messages):
+        app = app_on()
+        async with app.run_test(size=(80, 24)) as pilot:
+            await asked(pilot, messages)
+            answer = app.views.whatif._model.answer
+            chosen = best(answer.scenarios)
+            assert " ◀ " in screen_text(app)
+            wide = replace(chosen, step_ms=12345.6, gain_low_ms=-12345.6, gain_high_ms=-0.0082, gain_ms=0.0123)
+            shown = [wide if found is chosen else found for found in answer.scenarios]
+            (line,) = (
+                text
+                for row in paint_whatif(WhatIfModel(replace(answer, scenarios=shown)), 80, 24)
+                if "12346" in (text := "".join(run for run, _ in row))
+            )
+            assert re.search(r" {2}12346 +\+0\.01 {2}−12346 … −0\.01 {2}", line)
 
     async def test_no_name_is_cut_in_a_small_terminal(self, messages):
         app = app_on()
         async with app.run_test(size=(80, 34)) as pilot:
             await asked(pilot, messages)
             names = [line[:26].strip() for line in screen_text(app).splitlines()]
-            assert "bound of caps and hooks" in names
+            assert "any cap, hook or link" in names
             assert not [name for name in names if name.endswith("…")]
             assert "accumulation over 2" in names
 
@@ -199,7 +219,7 @@ class TestEvidence:
 
     def test_a_layout_of_any_rank_will_do(self, messages):
         state = state_of([m for m in messages if not (isinstance(m, Layout) and m.rank == 0)])
-        names = [s.prediction.change for s in Predictor()._answer(observed_in(state, state.steps.values())).scenarios]
+        names = [found.change for found in Predictor()._answer(observed_in(state, state.steps.values())).scenarios]
         assert name_of(answers.Change(cap_mib=1.0)) in names
 
 
