@@ -88,9 +88,10 @@ class RankEntry:
     Attributes:
         newest: Its newest hello, heartbeat and goodbye, and each of its groups, by type and the group's id.
         layouts: Its newest layouts.
-        still: Older stacks; older heartbeats of a step that took long, or had several.
+        still: Older stacks; older heartbeats of a step that took long, or had several; and the one before the newest.
         step: That of its newest heartbeat.
         stood: Whether the one before was of the same step, or this step took long.
+        passing: The heartbeat before the newest, with its step, if nothing shows yet that this took long.
         ended: When (by this host's wall clock) and why it ended.
         seen_ns: Receive time of its newest frame (ns since the Unix epoch).
         nbytes: Size of all but the layouts' bodies.
@@ -105,6 +106,7 @@ class RankEntry:
     still: deque[Envelope] = field(default_factory=deque)
     step: int | None = None
     stood: bool = False
+    passing: tuple[int | None, Envelope] | None = None
     ended: tuple[int, EndReason] | None = None
     seen_ns: int = 0
     nbytes: int = 0
@@ -299,6 +301,7 @@ class Hub:
             self._keep_step(entry, envelope)
             for rank in message.ranks:
                 self._rank(rank).seen_ns = envelope.received_ns
+                _note_length(self._rank(rank), message.step, message.longest_ns)
             if len(message.ranks) > entry.shares:
                 self._give_shares(entry, len(message.ranks))
         elif isinstance(message, ClockExchange):
@@ -318,8 +321,7 @@ class Hub:
             return
         if isinstance(message, Step):
             self._keep_step(entry, envelope)
-            if message.step == entry.step and message.duration_ns >= STALL_NS:
-                entry.stood = True
+            _note_length(entry, message.step, message.duration_ns)
         elif isinstance(message, Mark):
             entry.marks.append(envelope)
             self._count(entry, size_of(envelope))
@@ -337,11 +339,17 @@ class Hub:
                 entry.ended = None
 
     def _keep_beat(self, entry: RankEntry, beat: Beat) -> None:
-        """Keeps the heartbeat before one of the same step, and the last of that step, or of one that took long."""
-        stands, entry.step = beat.step == entry.step, beat.step
-        if stands or entry.stood:
-            self._keep_still(entry, entry.newest.get((Beat, 0)))
-        entry.stood = stands
+        """Keeps the heartbeat before one of the same step, and the last of that step, or of one that took long.
+
+        The one before the newest is kept until the next, as a node's steps come after the heartbeats that follow them.
+        """
+        if entry.passing is not None and (before := entry.passing[1]) in entry.still:
+            entry.still.remove(before)
+            self._count(entry, -size_of(before))
+        older, stands = entry.newest.get((Beat, 0)), beat.step == entry.step
+        self._keep_still(entry, older)
+        entry.passing = None if older is None or stands or entry.stood else (entry.step, older)
+        entry.step, entry.stood = beat.step, stands
 
     def _keep_still(self, entry: RankEntry, older: Envelope | None) -> None:
         if older is None:
@@ -407,6 +415,14 @@ class Hub:
             self._drop_layout(entry, entry.layouts[0])
         else:
             self._count(entry, -size_of(entry.newest.pop(next(iter(entry.newest)))))
+
+
+def _note_length(entry: RankEntry, step: int, duration_ns: int) -> None:
+    """Takes how long a step took: of one that took long, heartbeats show for whom the others waited."""
+    if duration_ns >= STALL_NS:
+        entry.stood = entry.stood or step == entry.step
+        if entry.passing is not None and step == entry.passing[0]:
+            entry.passing = None
 
 
 def _ended_ns(entry: RankEntry, bye: Bye, envelope: Envelope) -> int:

@@ -605,12 +605,14 @@ class NodeStep(msgspec.Struct, tag="node_step", tag_field="type", kw_only=True, 
     """One step of a node's ranks, as its agent sends it up. `ddpwatch.wire.node_step` packs and expands it.
 
     ``packed`` holds the Steps of the ``ranks``, compressed; all is there but the hook columns that the agent left out.
+    ``longest_ns`` is how long it took the slowest of them, 0 from an agent that does not say.
     """
 
     node: Count
     step: Count
     ranks: Annotated[list[Rank], Meta(min_length=1, max_length=MAX_NODE_RANKS)]
     packed: Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
+    longest_ns: Ns = 0
 
     def __post_init__(self) -> None:
         if len(set(self.ranks)) < len(self.ranks):

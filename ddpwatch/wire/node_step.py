@@ -39,7 +39,8 @@ def pack(node: int, steps: Sequence[Step], hooks: Collection[int] | None = None)
     if len(content) > MAX_UNPACKED:
         raise FrameError("oversize", f"{len(content)} bytes in one step of a node")
     packed = zstandard.compress(content, LEVEL)
-    return NodeStep(node=node, step=steps[0].step, ranks=[step.rank for step in steps], packed=packed)
+    ranks, longest_ns = [step.rank for step in steps], max(step.duration_ns for step in steps)
+    return NodeStep(node=node, step=steps[0].step, ranks=ranks, packed=packed, longest_ns=longest_ns)
 
 
 def expand(message: NodeStep) -> list[Step]:

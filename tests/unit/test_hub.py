@@ -435,12 +435,12 @@ def test_a_viewer_that_comes_late_to_a_hang_says_what_the_others_say() -> None:
 
 
 def test_heartbeats_from_while_a_step_stood_still_are_kept() -> None:
-    """They show for whom the others waited. Of steps that go on, only the newest is, and of a hang so many."""
+    """They show for whom the others waited. Of steps that go on, the newest two are, and of a hang so many."""
     hub = Hub()
     numbers = [*range(20), 19, 19, *range(20, 40)]
     for at, number in enumerate(numbers):
         keep(hub, frames.beat(0, number, at_ns=at))
-    assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [19, 20, 21, 41]
+    assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [19, 20, 21, 40, 41]
     hub = Hub()
     for number, late_ms in ((3, 0), (4, 700), (5, 0)):  # a stall may have one heartbeat, and a stack
         keep(hub, frames.beat(0, number, at_ns=number))
@@ -448,6 +448,12 @@ def test_heartbeats_from_while_a_step_stood_still_are_kept() -> None:
         keep(hub, frames.step(0, number, late_ms=late_ms))
     assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [4, 5]
     assert [stack.at_ns for stack in kept(hub) if isinstance(stack, Stack)] == [3, 4, 5]
+    hub = Hub()
+    for number in (3, 4, 5, 6, 7):  # a node's steps come when the slowest of its ranks has sent them
+        keep(hub, frames.beat(0, number, at_ns=number))
+        if number == 5:
+            keep(hub, pack(1, [frames.step(rank, 4, late_ms=700 * rank) for rank in (0, 1)]))
+    assert [beat.at_ns for beat in kept(hub) if isinstance(beat, Beat)] == [4, 6, 7]
     hub = Hub()
     for at in range(1000):
         keep(hub, frames.beat(0, 40, at_ns=100 + at))
