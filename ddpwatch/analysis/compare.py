@@ -47,7 +47,7 @@ FEWEST_STEPS = 20
 MOST_NAMED = 4  # of what differs before training
 _NEED_COMPLETIONS = ("exposed_comm", "other")  # without completions, one cannot be separated from the other
 _PHASE_NAMES = {
-    "data": "waiting for data", "between": "the time between optimizer and forward", "forward": "the forward",
+    "data": "waiting for data", "between": "the gap before the forward", "forward": "the forward",
     "backward": "the backward",
     "exposed_comm": "exposed communication", "optimizer": "the optimizer", "other": "the rest of the step",
 }  # fmt: skip

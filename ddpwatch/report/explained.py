@@ -17,7 +17,7 @@ from ddpwatch.wire.messages import StackSamples
 _MODULE, _FUNCTION = 1, 2  # columns; of a profile, the first has numbers
 _LEAST = {_MODULE: 6, _FUNCTION: 16}  # of them
 _LEAST_OF_PLACE = 6  # of a file's name and line
-_SAMPLED = ("in", "gap ms", "cost", "ran", "starved", "preempted", "disk pages")
+_SAMPLED = ("in", "max ms", "cost", "ran", "starved", "preempted", "disk pages")
 
 
 def explained_in(recording: Recording, rank: int | None = None) -> list[Explanation]:

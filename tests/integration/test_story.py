@@ -250,7 +250,7 @@ async def test_the_bucket_that_nothing_hides_is_named(run_directory, tmp_path):
     app = watcher()
     async with app.run_test(size=(200, 50)) as pilot:
         with Job(SCRIPT, str(trouble), "--wide", log=tmp_path / "job.log") as job:
-            exposed = r"exposed communication: .* take \d+ % of a step, most of it the last bucket \d+ \(0\.\w+\).*$"
+            exposed = r"exposed transfer: .* take \d+ % of a step, most of it the last bucket \d+ \(0\.\w+\).*$"
             await until(pilot, lambda: verdict(app).kind == "exposed_comm" and re.match(exposed, words(app)), *PATIENCE)
             trouble.write_text("stop")
             assert job.wait() == 0, job.output()

@@ -420,9 +420,9 @@ class TestWhatCannotBeSplit:
         sent = [one for ranks in synchronous([(0, 0, 40)] * 40) for one in ranks if one.rank < 2]
         found = state_of([hello(0, 3), hello(1, 3), layout(), *sent, bye()]).diagnosis
         (exposed,) = [one for one in found.incidents() if one.kind == "exposed_comm"]
-        assert "waits or transfers" in exposed.message
+        assert "exposed transfer or waiting" in exposed.message
         (split,) = [one for one in incidents([(0, 0, 0)] * 40) if one.kind == "exposed_comm"]
-        assert "communication: transfers that" in split.message
+        assert "exposed transfer: transfers that" in split.message
         rate = 4 * (1 << 20) / (15 * MS)
         assert [text for text in evidence_sentences(split.evidence) if "GB/s" in text] == [
             f"its data travels at {rate:.2f} GB/s (bus bandwidth)"

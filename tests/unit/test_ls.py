@@ -39,7 +39,7 @@ def test_the_verdict_is_the_one_of_plain_lines(info: RunInfo) -> None:
     state = state_of(run(40, late_rank=1))
     found = state.verdict(plain.summarise(state.window()), state.diagnosis.incidents())
     said, following = found.with_others(), found.next_step
-    assert re.match("rank 1 is late by 40 ms.*; also ongoing: exposed communication$", said)
+    assert re.match("rank 1 is late by 40 ms.*; also ongoing: exposed transfer$", said)
     assert line(state, state.diagnosis.incidents()).endswith(said)
     publisher = Publisher(info.publish)
     try:

@@ -98,7 +98,7 @@ class TestVerdict:
         ]
         over = replace(lasts, kind="pause", open=False), replace(lasts, kind="slow_link", counts=False)
         found = state.verdict(summarise(state.recent()), [*others, lasts, *over])
-        also = "exposed communication, late now and then (rank 2)"
+        also = "exposed transfer, late now and then (rank 2)"
         assert (found.kind, found.with_others()) == ("straggler", f"{found.text}; also ongoing: {also}")
         assert found.with_others(9).endswith(f"{also}, imbalance")
         assert "also" not in found.text
@@ -117,7 +117,7 @@ class TestVerdict:
         found = judged(run())
         assert (found.kind, found.severity, found.bucket) == ("exposed_comm", "warn", 1)
         assert found.text == (
-            "exposed communication: transfers that no compute hides take 10 % of a step, most of it the last bucket 1 "
+            "exposed transfer: transfers that no compute hides take 10 % of a step, most of it the last bucket 1 "
             "(a); without it, a step would be 10 % shorter"
         )
 
@@ -171,14 +171,14 @@ class TestVerdict:
         late = [one for n in range(20) for one in (after(48, n, 0), after(1, n, 1, wait=47))]
         one = judged([hello(0), hello(1), *late])
         assert (one.kind, one.rank) == ("straggler", 0)
-        assert "its gap between optimizer and forward takes 47 ms longer" in one.text
+        assert "its gap before the forward takes 47 ms longer" in one.text
         both = judged([hello(0), hello(1), *(after(12, n, r) for n in range(20) for r in range(2))])
         assert both.kind == "hidden"
-        assert "between optimizer and forward" not in both.text
+        assert "the gap before the forward" not in both.text
         most = judged([hello(0), hello(1), *(after(80, n, r) for n in range(20) for r in range(2))])
-        assert re.match("[45].? % of all ranks' time is between optimizer and forward; ", most.text)
+        assert re.match("[45].? % of all ranks' time is the gap before the forward; ", most.text)
         assert "nothing stands out" not in most.text
-        assert most.next_step.startswith("see what the loop does between optimizer and forward")
+        assert most.next_step.startswith("see what the loop does in the gap")
 
     def test_what_is_over_is_mentioned(self):
         late = [(40 * (64 <= number < 84), 40 * (20 <= number < 60)) for number in range(140)]

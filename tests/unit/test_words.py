@@ -25,6 +25,7 @@ OLD = {  # on screens, in reports and on pages
     r"\bshadow steps?\b": "light step", r"\bunwatched (?:step|one)s?\b": "bare step",
     r"\bwhichever rank\b": "varying last rank",
     r"\bwaits, hidden\b": "waits behind compute", r"\bslow devices?\b": "all ranks slower", r"\bbtw\b": "gap",
+    r"\bbetween optimizer and forward\b": "the gap before the forward",
     r"\both\b": "rest", r"\bdrops? [{\d]": "lost messages", r"\d full · budget": "steps timed in full",
     r"\blasts (?:since|to the end)\b": "ongoing",
 }  # fmt: skip

@@ -69,7 +69,7 @@ KINDS: Final[dict[Kind, KindOf]] = {
     # Another rank is last in each step
     "imbalance": KindOf("J", "imbalance", comes_back=True),
     # Transfers that no compute hides
-    "exposed_comm": KindOf("E", "exposed", comes_back=True, general=True, in_sentences="exposed communication"),
+    "exposed_comm": KindOf("E", "exposed", comes_back=True, general=True, in_sentences="exposed transfer"),
     # Gradients are reduced more than once per update
     "repeated_reduction": KindOf("R", "repeated reduction", comes_back=True),
     # DDP sends its buffers before each forward

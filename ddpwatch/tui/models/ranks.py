@@ -39,7 +39,7 @@ METRICS = (
     RankMetric("exposed", "exposed communication"),
     RankMetric("overlap", "overlap", "%", True),
     RankMetric("data", "waiting for data"),
-    RankMetric("between", "gap between optimizer and forward"),
+    RankMetric("between", "gap before the forward"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Exposed communication: transfers that no compute hides."""
+"""Exposed transfer: transfers that no compute hides."""
 
 from __future__ import annotations
 
@@ -138,9 +138,11 @@ def exposed_sentence(
         is_split: Whether waits were split off.
         is_open: Whether that lasts.
     """
-    hides, take = ("hides", "take") if is_open else ("hid", "took")
-    what = "transfers" if is_split else "waits or transfers (unknown which, as not all ranks can be compared)"
-    text = f"exposed communication: {what} that no compute {hides} {take} {100 * share:.0f} % of a step"
+    hides, take = ("hides", "take" if is_split else "takes") if is_open else ("hid", "took")
+    what = "exposed transfer: transfers that"
+    if not is_split:
+        what = "exposed transfer or waiting (unknown which, as not all ranks can be compared): what"
+    text = f"{what} no compute {hides} {take} {100 * share:.0f} % of a step"
     if bucket is None:
         return text
     part = "all" if which == "only" else "most"

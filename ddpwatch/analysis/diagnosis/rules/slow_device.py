@@ -23,7 +23,7 @@ from ddpwatch.common.statistics import median
 
 _PHASES = {  # a rank's own work
     "forward": "the forward", "backward": "the backward", "optimizer": "the optimizer's step",
-    "between": "the gap between optimizer and forward", "other": "the rest of the step",
+    "between": "the gap before the forward", "other": "the rest of the step",
 }  # fmt: skip
 Phases = Mapping[str, int]  # ns
 

@@ -7,7 +7,7 @@ _NAMES = {
     "exposed": "exposed: waiting or transfer", "startup": "warm-up",
 }  # fmt: skip
 _OTHER = {
-    "between": "gap between optimizer and forward", "unwatched": "longer in steps not watched", "unseen": "not seen",
+    "between": "gap", "unwatched": "longer in steps not watched", "unseen": "not seen",
     "aborted": "aborted steps", "profiled": "steps under torch's profiler", "pause": "pauses",
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ def account_name(account: str, rank: int | None, phase: str) -> str:
 def account_names(account: str, rank: int | None, phase: str) -> list[str]:
     """Returns the same, in full and ever shorter."""
     full = account_in_phase(account, rank, phase)
-    brief = {"jitter": "varying last rank", "exposed": "exposed", "between": "gap", "unwatched": "steps not watched"}
+    brief = {"jitter": "varying last rank", "exposed": "exposed", "unwatched": "steps not watched"}
     short = brief.get(phase if account == "other" else account, full)
     return [full, account_name(account, rank, phase), short.removeprefix("waiting for ").partition(" (")[0]]
 

@@ -21,7 +21,7 @@ from ddpwatch.wire.messages import Bye
 Severity = Literal["none", "ok", "warn", "bad"]
 MOST_OTHERS = 2  # incidents that are named besides the worst
 MUCH_BETWEEN = 0.2  # of all ranks' time: what is not training
-_LOOP = "see what the loop does between optimizer and forward: DataLoader workers or a thread may do it meanwhile"
+_LOOP = "see what the loop does in the gap, after the optimizer: DataLoader workers or a thread may do it meanwhile"
 NOTHING, NONE_OPEN = "nothing stands out", "no incident is ongoing"
 
 
@@ -201,7 +201,7 @@ def _with_gaps(found: Verdict, lost: LostTime) -> Verdict:
         return found
     text = found.text.replace(NOTHING, NONE_OPEN).replace(" of all ranks' time lost", " lost", 1)
     return replace(
-        found, text=f"{percent(share)} of all ranks' time is between optimizer and forward; {text}", next_step=_LOOP
+        found, text=f"{percent(share)} of all ranks' time is the gap before the forward; {text}", next_step=_LOOP
     )
 
 

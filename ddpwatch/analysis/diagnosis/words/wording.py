@@ -32,7 +32,7 @@ PAUSE_NOUNS = {  # what a pause is, where marks or heartbeats say it
 _ENDS = {**LIVE_PHASES, **ACTIVITIES}  # where a rank that ended was
 _STACK_FRAMES = 5  # of each rank, in a list
 _ITS_PHASES = {
-    "data": "its wait for data", "between": "its gap between optimizer and forward",
+    "data": "its wait for data", "between": "its gap before the forward",
     "other": "the rest of its step",
 }  # fmt: skip
 
