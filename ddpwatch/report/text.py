@@ -40,7 +40,8 @@ def chosen_sentence(report: Report) -> str:
     if report.cost.budget is None:
         return ""
     ppm = round(report.cost.budget * FULL_PPM)
-    return f"detail {detail_name(ppm)}: {detail_sentence(ppm)}"
+    timed = f"{report.steps.full} of {report.steps.averaged} steps were timed in full"
+    return f"detail {detail_name(ppm)}: {detail_sentence(ppm, timed)}"
 
 
 def _parallel(report: Report) -> str:

@@ -63,15 +63,15 @@ def detail_name(ppm: int) -> str:
     return next((name for name, known in DETAILS.items() if known == ppm), f"{100 * ppm / FULL_PPM:g}%")
 
 
-def detail_sentence(ppm: int) -> str:
-    """Returns which steps such a budget times in full, and how to change that."""
+def detail_sentence(ppm: int, timed: str = "as many steps as that allows are timed in full") -> str:
+    """Returns what such a budget lets hooks cost, which steps are ``timed`` in full for that, and what changes it."""
     if ppm == FULL_PPM:
         return "nearly every step is timed in full, whatever that costs"
     if not ppm:
         return "few steps are timed in full; --detail normal times more"
     return (
-        f"as many steps are timed in full as {100 * ppm / FULL_PPM:g} % of a step for hooks allows; "
-        "sending and collecting are overhead besides"
+        f"ddpwatch's hooks may cost {100 * ppm / FULL_PPM:g} % of a step, so {timed} (--detail changes that); what "
+        "sending and collecting cost comes on top"
     )
 
 

@@ -269,8 +269,10 @@ def test_what_does_not_fit_when_folded_goes_below_its_row(report: Report) -> Non
 def test_a_detail_that_the_overhead_is_above_says_what_it_leaves_out(report: Report) -> None:
     """It was an overhead of 1.87 % above "as many steps as watching for 1 % of a step allows"."""
     said = chosen_sentence(replace(report, cost=replace(report.cost, budget=0.01)))
-    assert said.startswith("detail normal: as many steps are timed in full as 1 % of a step for hooks allows; ")
-    assert said.endswith("sending and collecting are overhead besides")
+    full = f"{report.steps.full} of {report.steps.averaged} steps were timed in full"
+    so = f"ddpwatch's hooks may cost 1 % of a step, so {full} (--detail changes that); "
+    assert said.startswith(f"detail normal: {so}")
+    assert said.endswith("what sending and collecting cost comes on top")
 
 
 def test_a_long_message_does_not_widen_the_table_of_ranks(report: Report) -> None:
