@@ -16,7 +16,7 @@ SPREAD = 2.0  # how many times more or less than all others a line may grow, whe
 STARVED = 0.1  # more of the time than its peer, a rank waits for a core: that is worth a word, too
 ALL_STARVED = 0.2  # of the time, both do; as many as make the node's pressure a cause
 MOST_NAMED = 2  # lines, where the second differs by half as much at least
-EARLIER = f"next time, run the job with {EXPLAIN}={FIRST_INCIDENT}, which asks as soon as a rank is late"
+EARLIER = f"next time, run it for longer, or with {EXPLAIN}={FIRST_INCIDENT}, which asks as soon as a rank is late"
 MORE_STEPS = 100  # to sample after too few, at least
 STACKS = "sample stacks, which say where: `ddpwatch explain --rank {}`"
 _SAMPLED = "`ddpwatch explain --rank {} --steps {}`"
