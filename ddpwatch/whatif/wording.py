@@ -122,6 +122,6 @@ def assumptions(change: Change, recorded: Recorded, measured_wire: bool) -> Iter
     if change.perfect:
         yield "communication takes no time, and ranks still wait for each other"
         if not recorded.gpu:
-            yield "what collectives wait for a core is in it, which no cap, hook or link takes away"
+            yield "what collectives wait for a core counts as communication, though no cap, hook or link ends that"
     if recorded.flag("broadcast_buffers") and change.without_lateness_of is not None:
         yield "the forward waits for no broadcast of buffers"
