@@ -19,7 +19,6 @@ from pathlib import Path
 
 import zmq
 
-from ddpwatch.analysis.diagnosis.incident import is_by_launcher
 from ddpwatch.collector.attention import Attention
 from ddpwatch.collector.devices import DeviceThread
 from ddpwatch.collector.hub import Hub
@@ -353,6 +352,8 @@ class Collector:
 
         Without one, with the step of its last heartbeat.
         """
+        from ddpwatch.analysis.diagnosis.incident import is_by_launcher  # a collector starts without it
+
         beat = self._hub.ranks[rank].last_beat
         last = blackbox.read(rundir.blackbox(self._options.run_id, rank))
         if beat is not None and (last is None or sends_no_more(beat)):
