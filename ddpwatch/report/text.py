@@ -64,8 +64,8 @@ def _head(report: Report) -> list[str]:
         f"{clean(run.id or 'run')}: {clean(run.model or '?')} on {counted(run.world_size or None, 'rank')} "
         f"({_parallel(report)}{clean(run.backend or '?')}, torch {clean(run.torch or '?')}, {hosts}), "
         f"timed by {source}",
-        f"{counted(steps.count, 'step')} "
-        f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.shadow} timed in part, "
+        f"{counted(steps.count, 'step')}, numbered from 0 "
+        f"({steps.warmup} warm-up, {steps.aborted} aborted, {steps.full} timed in full, {steps.shadow} timed in part, "
         f"{steps.unwatched} duration only{_rare(steps)})",
         step_sentence(report),
         exposed_sentence(report),

@@ -173,6 +173,10 @@ def test_what_is_no_step_has_one_word_and_adds_up(tmp_path: Path) -> None:
         pytest.approx(100 * hang.share, abs=0.06),
     )
     assert spent["pauses"][0] == pytest.approx(2 * 3, rel=0.02)
+    # `ddpwatch ls` has both, and said twice as much as the incident
+    assert (
+        f" {100 * hang.share:.1f} % of all ranks' time, as the others waited; the time of rank 1 is lost, too" in text
+    )
 
 
 # -- what outputs say ----------------------------------------------------------------------------------------

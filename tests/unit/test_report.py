@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -198,7 +199,8 @@ def test_an_incident_is_a_line_and_what_it_cannot_hold_is_indented(report: Repor
     )  # fmt: skip
     text = render_report(replace(report, incidents=[hang, row(period=4, since_step=5, until_step=5)])).splitlines()
     cost = "1.50 process-seconds, 2.0 % of all ranks' time, as the others waited"
-    first = text.index(f"[error] hang: rank 1: hang · steps 3–9 · {cost} · over")
+    own = "; the time of rank 1 is lost, too"
+    first = text.index(f"[error] hang: rank 1: hang · steps 3–9 · {cost}{own} · over")
     assert text[first + 1 : first + 7] == [
         "    cause: host a: 31 % of CPU time stolen",
         "    rank 1 holds up the others at t.py:7 in f",
@@ -264,6 +266,15 @@ def test_what_does_not_fit_when_folded_goes_below_its_row(report: Report) -> Non
     at = next(at for at, line in enumerate(lines) if line.startswith("    end: raised ValueError: a batch is too long"))
     assert lines[at - 1].split()[0] == "0"
     assert "    place: utils.py:114 average_parameters" in lines
+
+
+def test_the_kinds_of_steps_add_up_in_the_head(report: Report) -> None:
+    """800 steps, and a step 799 as the last one: 24 were of no kind."""
+    head = render_report(report).splitlines()[1]
+    whole, *kinds = map(int, re.findall(r"(\d+)(?= steps,| [a-z])", head.replace("numbered from 0", "")))
+    assert whole == report.steps.count == sum(kinds), head
+    assert " steps, numbered from 0 (" in head
+    assert f" {report.steps.full} timed in full, " in head
 
 
 def test_a_detail_that_the_overhead_is_above_says_what_it_leaves_out(report: Report) -> None:

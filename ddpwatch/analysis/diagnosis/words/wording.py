@@ -106,7 +106,9 @@ def without(incident: Incident) -> str:
 
 def whose_time(kind: Kind, ranks: Collection[int]) -> str:
     """Returns what is added to the cost of an incident: whose time that is, or why lost time may be less."""
-    if ranks and (KINDS[kind].late or kind in ("pause", "hang", "death")):  # their own time is not in it
+    if ranks and kind == "hang":
+        return f", as the others waited; the time of {ranks_named(sorted(ranks))} is lost, too"
+    if ranks and (KINDS[kind].late or kind in ("pause", "death")):  # their own time is not in it
         return ", as the others waited"
     if kind in ("slow_device", "too_many_threads") or (kind == "drift" and not ranks):
         return ", with slower compute, which is no lost time"
