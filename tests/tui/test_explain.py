@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.tui.feed.events import Attached
 from ddpwatch.tui.screens import ExplainScreen, HelpScreen
 from ddpwatch.wire.messages import RankSample
@@ -11,6 +12,7 @@ from tests.support.sampled import a_pair
 from tests.support.scenes import hang
 
 GIB, SECOND = 1 << 30, 1_000_000_000  # bytes, ns
+EXPOSED = KINDS["exposed_comm"].name
 SAID = "rank 1 spends 60.4 ms more a step in augment() (data.py:88), in the forward of blocks.2"
 
 
@@ -95,7 +97,7 @@ async def test_what_time_says_nothing_of_has_its_next_step_and_samples_nothing()
         assert "Next: print sum(" in " ".join(shown(app))
         assert max(map(len, shown(app))) <= 75
         await pilot.press("escape", "down", "x")
-        assert " ".join(shown(app)).startswith("exposed: exposed communication: ")  # of all ranks
+        assert " ".join(shown(app)).startswith(f"{EXPOSED}: ")  # of all ranks
         await pilot.press("escape", "4", "x")
         assert shown(app)[0].startswith("sampling rank 1 and rank 0 for ")
         await until(pilot, lambda: app.jobs.sources["run-1"].ordered)
@@ -108,7 +110,7 @@ async def test_what_was_asked_is_shown_again_once_the_run_is_over():
         await watching(pilot, run(30))
         await pilot.press("x")
         said = " ".join(shown(app))
-        assert said.startswith("no rank is named late: choose one in view 4 (ranks), then press x; exposed: ")
+        assert said.startswith(f"no rank is named late: choose one in view 4 (ranks), then press x; {EXPOSED}: ")
         assert " Next: key 8 (what-if) predicts " in said
         await pilot.press("escape")
         await watching(pilot, [*a_pair(order=4), *a_pair(order=5), bye(0), bye(1), bye()])
