@@ -93,8 +93,9 @@ class TestPacer:
         assert len(playback.due(0.0)) == 1
         assert len(playback.due(0.25)) == 2
         assert not playback.over
-        assert len(playback.due(0.15)) == 2
+        assert len(playback.due(0.25)) == 2
         assert playback.over
+        assert playback.now_ns == EPOCH_NS + 500 * MS
 
     def test_speed(self):
         assert len(self.playback(2.0).due(0.1)) == 3
@@ -298,6 +299,17 @@ class TestSeeking:
         player = Player(feed_of, Recording(long_recording), start=SeekTarget(step=250))
         assert player.arrive() == Arrived(250)
         assert player.state.newest_step().step == 250
+
+    def test_to_the_end_where_it_is_at_its_end_nothing_is_forgotten(self, long_recording, feed_of):
+        player = Player(feed_of, Recording(long_recording))
+        player.feed.go_to(SeekTarget(seconds=0))
+        player.arrive()
+        player.feed.pause(False)
+        player.clock.now += 1000
+        player.arrive(Over)
+        player.feed.play_to_end()
+        player.arrive()
+        assert player.rewound == 0
 
     def test_over_and_over(self, feed_of):
         player = Player(feed_of, FrameList(enveloped(run(5), every_ms=1000)), loop=True)

@@ -81,12 +81,15 @@ class PlaybackClock:
         self._next = next(self._frames, None)
         self.speed = speed
         self.over = self._next is None
-        self.now_ns = self._next[1].received_ns if self._next else 0
+        self.now_ns = self._newest_ns = self._next[1].received_ns if self._next else 0  # newest: of the frames given
 
     def due(self, elapsed_s: float, limit: int = BATCH) -> list[Frame]:
-        """Advances the clock and gives the frames due by now, at most ``limit``; the rest stays due."""
+        """Advances the clock, at most to the last frame; gives the frames due by now, ``limit`` at most."""
         self.now_ns += int(elapsed_s * self.speed * 1e9)
-        return self._take_frames(self.now_ns, limit)
+        batch = self._take_frames(self.now_ns, limit)
+        if self.over:
+            self.now_ns = self._newest_ns
+        return batch
 
     def until(self, at_ns: int, limit: int = BATCH) -> list[Frame]:
         """Returns the next frames up to that time, due or not. Once none is left, the clock is at that time."""
@@ -99,7 +102,8 @@ class PlaybackClock:
         batch: list[Frame] = []
         while self._next is not None and len(batch) < limit and self._next[1].received_ns <= due_ns:
             batch.append(self._next)
-            self.now_ns = max(self.now_ns, self._next[1].received_ns)
+            self._newest_ns = max(self._newest_ns, self._next[1].received_ns)
+            self.now_ns = max(self.now_ns, self._newest_ns)
             self._next = next(self._frames, None)
         self.over = self._next is None
         return batch
