@@ -11,7 +11,8 @@ from ddpwatch.tui.models.host_names import host_names
 from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview, paused_overview, rank_status
 from ddpwatch.tui.models.verdict_facts import standstill_ns, verdict_facts
-from ddpwatch.tui.paint.header import line_below
+from ddpwatch.tui.paint.header import line_below, paint_verdict
+from ddpwatch.tui.paint.page import verdict_rows
 from tests.support.frames import MS, START_NS, STEP_MS, beat, bye, hello, run, state_of, step
 
 SECOND = 10**9
@@ -52,6 +53,13 @@ def test_the_key_for_more_says_that_the_verdict_is_not_the_only_incident():
         whole = replace(model, diagnosed=Diagnosed(found, whole=True))
         assert shown(whole).endswith(key)
         assert shown(replace(whole, newest_step=20)).endswith("7: details")  # of a replay: not there yet
+
+
+def test_a_long_verdict_leaves_the_next_step_whole():
+    found = found_of([LATE])
+    model = replace(found, verdict=replace(found.verdict, text="a word and " * 34, next_step="stop what has its core"))
+    rows = paint_verdict(model, 80, verdict_rows(model, 80, 24))
+    assert "".join(text for text, _ in rows[-1]).strip() == "next: stop what has its core"
 
 
 def test_what_lasts_has_no_final_cost_until_the_run_is_over():

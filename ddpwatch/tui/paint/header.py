@@ -34,7 +34,7 @@ SIGNS: dict[str, tuple[str, str]] = {
 }
 _ROOMY = 100
 _SPACIOUS = 150
-MOST_VERDICT_ROWS = 4
+MOST_VERDICT_ROWS = 5
 MOST_NEXT_ROWS = 2
 SPARK_CELLS = (SPARK_STEPS, 12, 8, 5)
 
@@ -291,7 +291,7 @@ def paint_verdict(model: Overview, width: int, height: int) -> list[Row]:
     canvas = Canvas(width, height)
     sign, style = SIGNS[model.verdict.severity]
     canvas.put(1, 0, sign, style)
-    lines = verdict_lines(model, width, height)
+    lines = verdict_lines(model, width, min(height, MOST_VERDICT_ROWS))
     for y, line in enumerate(lines):
         canvas.put(3, y, line, style if model.verdict.severity in ("warn", "bad") else "text")
     below = line_below(model, width)
@@ -343,12 +343,13 @@ def _facts(model: Overview, facts: VerdictFacts) -> list[Field]:
     hangs = model.verdict.incident is not None and model.verdict.incident.kind == "hang"
     where = shorten_host(facts.host, 32) + (f", pid {facts.pid}" if facts.pid is not None else "")
     key = "7: stacks" if hangs else _details(model)
-    return [
+    fields = [
         _since(facts, ended=model.ended),
         _cost_of(facts.incident, model.diagnosed.unit, 4 if hangs else 2, final=model.ended or model.diagnosed.whole),
         Field(where, where, 3),
-        Field(key, key, 5 if not hangs else 2, "dim"),
     ]
+    known = [field for field in fields if field.full]  # the key alone is in the footer, too
+    return [*known, Field(key, key, 5 if not hangs else 2, "dim")] if known else []
 
 
 def _details(model: Overview) -> str:
