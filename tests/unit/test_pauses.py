@@ -300,7 +300,7 @@ def stalled(at, took=600, others=(), steps=240):
         long = took if number in at else others.get(number, 0) if others else 0
         start, longer = START_NS + now * MS, {"start_ns": START_NS + now * MS, "duration_ns": (100 + long) * MS}
         if long and number not in others:
-            said = {"at_ns": start + 400 * MS, "issued": None}
+            said = {"at_ns": start + 2 * long // 3 * MS, "issued": None}
             messages.append(beat(0, number, phase="", since_ns=start + 5 * MS, **said))
             messages.append(beat(1, number, phase="input", since_ns=start, **said))
         for rank in range(2):
@@ -416,6 +416,17 @@ class TestRhythms:
             assert sorted((one.ranks, one.steps) for one in found) == sorted([((1,), steps)] + [((), 1)] * (steps == 3))
             (rhythm,) = [one for one in found if one.ranks]
             assert (rhythm.period, rhythm.cost_ns) == (50, (1800 + 700 * (steps == 4)) * MS)
+
+    @pytest.mark.parametrize(("short_ms", "counts"), [(240, True), (160, False)])
+    @pytest.mark.parametrize("full", [(50, 75, 100), (50, 100, 150), (75, 100, 125)])
+    def test_those_somewhat_below_the_limit_that_keep_time_are_theirs(self, short_ms, counts, full):
+        """It was over while it went on: saves of 250 ms are 247 to 253 ms longer than other steps."""
+        shorter = {at: short_ms for at in (*range(25, 275, 25), 140) if at not in full}
+        diagnosis = with_stalls(full, took=260, others=shorter, steps=255)
+        (found,) = [one for one in diagnosis.incidents() if one.kind == "pause"]
+        times = 10 if counts else 3
+        assert (found.steps, found.since_step, found.open) == (times, 25 if counts else full[0], counts)
+        assert found.cost_ns == (780 + (times - 3) * short_ms) * MS
 
     @pytest.mark.parametrize(
         ("every", "now_and_then", "kind"), [(50, 0, "pause"), (25, 20, "pause"), (1, 0, "straggler")]

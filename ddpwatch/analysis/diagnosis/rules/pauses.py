@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from ddpwatch.analysis.diagnosis.late.late_rank import LateRank
 from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
 from ddpwatch.analysis.diagnosis.rules.tail import Tail
+from ddpwatch.analysis.diagnosis.thresholds import OVER_SHARE
 from ddpwatch.analysis.diagnosis.words.wording import PAUSE_NOUNS, place, ranks_named
 from ddpwatch.analysis.step import PHASES, STALL_NS
 from ddpwatch.common.statistics import RollingMedian
@@ -59,6 +60,21 @@ class Whose(NamedTuple):
     taken_ns: int = 0
 
 
+class LongStep(NamedTuple):
+    """A step that took far longer than others.
+
+    Attributes:
+        excess: By how much (ns).
+        late: Who was late then.
+        unusual: Whether that is beyond the tail of the job's other steps.
+    """
+
+    facts: StepFacts
+    excess: int
+    late: tuple[LateRank, ...]
+    unusual: bool
+
+
 class Pauses:
     """Finds pauses as steps come.
 
@@ -79,6 +95,7 @@ class Pauses:
         self._stacks: dict[int, CallStack] = {}  # the newest of each rank
         self._found: list[Pause] = []
         self._fresh: deque[Pause] = deque(maxlen=KEEP_PAUSES)  # stalls of which samples may still come
+        self._shorter: deque[LongStep] = deque(maxlen=WINDOW)  # too short by themselves, but not if one recurs so
 
     def add_step(self, facts: StepFacts, late: Collection[LateRank]) -> None:
         """Takes the next step, and who is late at the moment."""
@@ -90,9 +107,14 @@ class Pauses:
             self._add_marked(facts)
         if len(self._durations) >= FEWEST:
             usual = self._durations.median
-            excess = int(longest - usual)
-            if excess >= max(STALL_NS, PAUSE_STEPS * usual) and not _is_profiled(facts.across):
-                self._add_stall(facts, excess, late, unusual=excess > self._tail.end(usual))
+            excess, least = int(longest - usual), max(STALL_NS, PAUSE_STEPS * usual)
+            if excess >= OVER_SHARE * least and not _is_profiled(facts.across):
+                stall = LongStep(facts, excess, tuple(late), excess > self._tail.end(usual))
+                if excess >= least:
+                    self._add_stall(stall)
+                else:
+                    self._shorter.append(stall)
+                self._add_shorter()
             if not facts.split.marked_ns:  # these have a known reason
                 self._tail.add_excess(excess, usual)
         if facts.across.counted or not len(self._durations):
@@ -177,8 +199,18 @@ class Pauses:
         self._recurring((), phase, facts, common).add_step(facts.across.step, common, cost)
         return {rank: ns - common for rank, ns in longer.items()}, common
 
-    def _add_stall(self, facts: StepFacts, excess: int, late: Iterable[LateRank], unusual: bool) -> None:
-        """Adds what no mark explains of a single step that took far longer than others."""
+    def _add_shorter(self) -> None:
+        """Adds the stalls below the limit, earlier ones too, that keep time with a pause that recurs, and are alike."""
+        if not self._shorter:
+            return
+        for known in [pause for pause in self._known() if pause.recurs and not pause.is_marked]:
+            for stall in [stall for stall in self._shorter if known.keeps_time(stall.facts.across.step, stall.excess)]:
+                self._shorter.remove(stall)
+                self._add_stall(stall, known)
+
+    def _add_stall(self, stall: LongStep, known: Pause | None = None) -> None:
+        """Adds what no mark explains of a single step that took far longer than others, if it is what is known."""
+        facts, excess, late, unusual = stall
         marked = facts.split.marked_ns
         if 2 * marked >= excess:
             return
@@ -212,8 +244,10 @@ class Pauses:
             pause.worked = Worked(alike, alike or None)  # also where that is not timed, once it comes again
         if 2 * left >= spent:  # else it was communication
             pause.own[key] = min(spent, left)
+        if known is not None and not known.is_again(pause):
+            return
         before = self._fresh[-1] if self._fresh else None
-        if before is not None and before.ranks == ranks and step - before.until <= TOGETHER:
+        if before is not None and before.ranks == ranks and 0 <= step - before.until <= TOGETHER:
             before.merge(pause, again=False)
         else:
             self._fresh.append(pause)

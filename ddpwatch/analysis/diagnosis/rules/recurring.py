@@ -184,6 +184,10 @@ class Pause:
         mean = self.excess_ns / self.count if self.count else ns
         return mean / ALIKE <= ns <= ALIKE * mean
 
+    def keeps_time(self, step: int, ns: int) -> bool:
+        """Returns whether one at that step, and so long, makes it come every so many steps, or lets it be so."""
+        return self.is_like(ns) and _period(sorted([*self.starts, step])) is not None
+
     def is_again(self, other: Pause) -> bool:
         """Returns whether another one is this one again: as long, of the same ranks, for the same reason.
 
