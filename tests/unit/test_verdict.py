@@ -57,6 +57,16 @@ class TestVerdict:
         assert (found.kind, found.severity) == ("hidden", "ok")
         assert found.text == "nothing stands out; exposed communication 2.0 ms of 100 ms (2.0 %)"
 
+    def test_less_than_a_tenth_lost_without_an_incident_is_no_warning(self):
+        """A healthy job was told from its first line to its last that what-if predicts what would help."""
+        steps = [step(0, n, comm_done=[60 * MS, 86 * MS]) for n in range(20)]
+        found = judged(steps)
+        assert (found.kind, found.severity) == ("lost", "info")
+        assert found.next_step.startswith("see whether `ddpwatch whatif")
+        stall = Incident("pause", "warning", "rank 1 paused", (1,), since_step=10, share=0.06)
+        state = state_of(steps)
+        assert state.verdict(summarise(state.recent()), [stall]).severity == "warn"
+
     def test_nothing_stands_out_is_not_said_beside_a_pause_that_took_most_of_the_run(self):
         quick = [step(0, n, comm_done=[60 * MS, 82 * MS]) for n in range(20)]
         state = state_of([hello(0, 1), *quick])

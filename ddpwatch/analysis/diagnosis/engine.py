@@ -29,7 +29,7 @@ from ddpwatch.analysis.diagnosis.late.streak import Streak
 from ddpwatch.analysis.diagnosis.rules.pause_or_hang import joined
 from ddpwatch.analysis.diagnosis.rules.pauses import Pauses
 from ddpwatch.analysis.diagnosis.rules.rules import Rules
-from ddpwatch.analysis.diagnosis.standing import Standing, is_costly, rejoined
+from ddpwatch.analysis.diagnosis.standing import Standing, rejoined
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step, next_step_for
 from ddpwatch.analysis.diagnosis.words.sentences import LayerNames, late_rank_sentence
@@ -456,8 +456,9 @@ class Diagnosis:
             watched=ledger.watched_ns / total if total else None,
             ranks=ledger.ranks,
         )
-        is_much = is_costly(lost.share, self._standing.costly)
-        return replace(lost, costly=is_much, next_step=next_step_for(lost, self.places))
+        costly, much = self._standing.judge_lost(lost.share)
+        lost = replace(lost, costly=costly, much=much)
+        return replace(lost, next_step=next_step_for(lost, self.places))
 
 
 class _Look(NamedTuple):

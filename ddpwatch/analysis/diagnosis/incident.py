@@ -312,6 +312,7 @@ class LostTime:
         watched: The share of the time that was split by its own stamps. Bare steps are split like watched ones.
         ranks: Of how many ranks.
         costly: Whether so much is lost that it is worth a word.
+        much: Whether that word is a warning.
         next_step: What to do about most of it.
     """
 
@@ -321,6 +322,7 @@ class LostTime:
     watched: float | None = None
     ranks: int = 0
     costly: bool = False
+    much: bool = False
     next_step: str = ""
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Evidence, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import KINDS
-from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, OVER_SHARE, WORTH_SAYING
+from ddpwatch.analysis.diagnosis.thresholds import COSTLY_SHARE, EXPOSED_SHARE, OVER_SHARE, WORTH_SAYING
 
 AGAIN = 256  # steps from one spell to the next, up to which they are one incident
 HOLD = 32  # watched steps, times its spells, for which what is over still counts: it may come back
@@ -136,14 +136,15 @@ def _mean_gain(*parts: Incident) -> float | None:
 # -- what counts ---------------------------------------------------------------------------------------------
 
 
-def is_costly(share: float | None, before: bool = False) -> bool:
+def is_costly(share: float | None, before: bool = False, least: float = COSTLY_SHARE) -> bool:
     """Returns whether a share of the run, or of a step, is worth a word whatever it is for.
 
     Args:
         share: None if it is not known.
         before: Whether it was: then it has to fall clearly below.
+        least: From where on it is.
     """
-    return share is not None and share >= (OVER_SHARE if before else 1.0) * COSTLY_SHARE
+    return share is not None and share >= (OVER_SHARE if before else 1.0) * least
 
 
 def is_worth_saying(incident: Incident) -> bool:
@@ -158,10 +159,11 @@ class Standing:
 
     Attributes:
         costly: Whether lost time was worth a word.
+        much: Whether it was worth a warning.
     """
 
     def __init__(self) -> None:
-        self.costly = False
+        self.costly = self.much = False
         self._counted: dict[Key, Severity] = {}
         self._foremost: Key | None = None
         self._next_ns = 0
@@ -175,13 +177,17 @@ class Standing:
     ) -> None:
         """Takes what is known after the newest ``watched`` steps, and remembers what counts."""
         self._next_ns = now_ns + LOOK_NS
-        self.costly = is_costly(lost_share, self.costly)
+        self.costly, self.much = self.judge_lost(lost_share)
         counting = [incident for incident in self.judged(incidents, watched) if incident.counts]
         self._counted = {key_of(incident): incident.severity for incident in counting}
         now = next((incident for incident in counting if incident.foremost), None)
         others = [incident for incident in counting if now is None or _outweighs(incident, now)]
         if others:
             self._foremost = key_of(max(others, key=urgency))
+
+    def judge_lost(self, share: float | None) -> tuple[bool, bool]:
+        """Returns whether so much lost time is worth a word, and a warning."""
+        return is_costly(share, self.costly), is_costly(share, self.much, EXPOSED_SHARE)
 
     def judged(self, incidents: Iterable[Incident], watched: Sequence[int]) -> list[Incident]:
         """Returns the incidents, each with whether it counts, as grave as it was since it does, and which is first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-EXPOSED_SHARE = 0.10  # of a step
+EXPOSED_SHARE = 0.10  # of a step; so much lost time is a warning, whatever it is for
 INPUT_SHARE = 0.04  # of a step
 LONGER_SHARE = 0.15  # than before, or than at first, is a step of all ranks
 WORTH_SHARE = 0.01  # of a step: a late rank that costs less is no warning

@@ -29,6 +29,7 @@ from ddpwatch.version import untested
 SIGNS: dict[str, tuple[str, str]] = {
     "none": ("·", "dim"),
     "ok": ("✓", "good"),
+    "info": ("·", "text"),
     "warn": ("!", "warn"),
     "bad": ("✗", "bad"),
 }

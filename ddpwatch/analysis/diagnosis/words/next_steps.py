@@ -37,7 +37,7 @@ _PROFILE = re.compile(r"`ddpwatch explain[^`]*--how profiler[^`]*`")
 EXPLAIN_ON_SCREEN, PROFILE_ON_SCREEN = "key x", "key X"
 IN_LOG = "press 7 (log): "
 _LOGGED = ("read the stacks", "each of its incidents")
-_PREDICTS = "predicts what would help: other bucket sizes, comm hooks, links"
+_HELPS = "what would help: other bucket sizes, comm hooks, links"
 _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
     "call": "start collectives earlier (async_op=True), and wait where results are used: see the timeline",
@@ -301,13 +301,14 @@ def _input(incident: Incident, places: JobPlaces) -> str:
     return f"{places.lines_of(incident)}; or {loader}" if alone else loader
 
 
-def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None = None) -> str:
+def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None = None, is_much: bool = True) -> str:
     """Returns what to do about exposed transfers, by what collectives carry: only DDP's can be predicted.
 
     Args:
         places: What is known of the job.
         module: Whose are exposed most; None if that is not known.
         bucket: Which of it; the place, if the job issues them itself.
+        is_much: Whether so much is exposed that something else should help.
     """
     kind = "call" if module == OWN_COLLECTIVES else places.layout_kind or "bucket"
     issuer = places.issued_within(bucket) if kind == "call" else ""
@@ -319,8 +320,10 @@ def _exposed_by(places: JobPlaces, module: int | None = None, bucket: int | None
     if issuer and issuer not in _OF_NOBODY:
         whose = f"torch's {issuer}" if "." in issuer else issuer
         return f"look for options of {whose} that overlap communication and compute: see the timeline"
-    mended = _NO_SYNC if places.reduces_again else f"{places.what_if} {_PREDICTS}"
-    return _OF_COLLECTIVES.get(kind) or mended
+    if found := _OF_COLLECTIVES.get(kind):
+        return found
+    predicted = f"{places.what_if} predicts" if is_much else f"see whether {places.what_if} finds"
+    return _NO_SYNC if places.reduces_again else f"{predicted} {_HELPS}"
 
 
 def _exposed(incident: Incident, places: JobPlaces) -> str:
@@ -463,7 +466,7 @@ def next_step_for(lost: LostTime, places: JobPlaces) -> str:
         return ""
     if worst == "input":
         return places.faster_loader
-    return _BY_ACCOUNT.get(worst) or _exposed_by(places)
+    return _BY_ACCOUNT.get(worst) or _exposed_by(places, is_much=lost.much)
 
 
 def on_screen(text: str) -> str:

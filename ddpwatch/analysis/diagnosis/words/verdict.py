@@ -18,7 +18,7 @@ from ddpwatch.analysis.window import Summary
 from ddpwatch.common.text import in_ms, percent
 from ddpwatch.wire.messages import Bye
 
-Severity = Literal["none", "ok", "warn", "bad"]
+Severity = Literal["none", "ok", "info", "warn", "bad"]
 MOST_OTHERS = 2  # incidents that are named besides the worst
 MUCH_BETWEEN = 0.2  # of all ranks' time: what is not training
 _LOOP = "see what the loop does in the gap, after the optimizer: DataLoader workers or a thread may do it meanwhile"
@@ -97,7 +97,8 @@ def verdict(
         if (found.severity == "ok" or found.kind == "lost") and lost is not None and lost.costly:
             where = lost_text(lost, of="all ranks' time")
             text = f"{where}; {NONE_OPEN}{_past(incidents)}"
-            found = Verdict("lost", "warn", text, next_step=lost.next_step)
+            is_grave = lost.much or bool(_worth_naming(incidents))
+            found = Verdict("lost", "warn" if is_grave else "info", text, next_step=lost.next_step)
         if (found.severity == "ok" or found.kind == "lost") and lost is not None:
             found = _with_gaps(found, lost)
     stopped = any(incident.kind == "stopped" for incident in incidents)
