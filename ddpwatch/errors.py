@@ -9,7 +9,7 @@ class DdpwatchError(Exception):
     Attributes:
         message: What went wrong, one line.
         hint: What to do about it, one line; may be empty.
-        exit_code: 1 if what was asked for failed, 2 for bad usage or bad input.
+        exit_code: 1 if what was asked for failed, 2 for bad usage or bad input, 3 if noise hides the answer.
     """
 
     exit_code = 1
@@ -27,3 +27,9 @@ class UsageError(DdpwatchError):
     """Bad usage or bad input: a wrong option, a truncated file, a missing run."""
 
     exit_code = 2
+
+
+class UnclearError(DdpwatchError):
+    """Noise hides the answer."""
+
+    exit_code = 3

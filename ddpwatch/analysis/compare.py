@@ -1,26 +1,24 @@
 """Compares runs: is one slower than the other beyond chance, and because of which phase of the step?
 
-The unit is a step: its time is the mean over its ranks, which synchronised training keeps together. Steps are not
-independent (caches, clocks and neighbours drift), so a run is cut into consecutive blocks, longer ones where blocks
-resemble their neighbours. Each block yields its median, and the blocks are resampled with replacement (a block
-bootstrap, Künsch 1989). The interval is the bootstrap's, widened by Student's t for the number of blocks. It covers
-what varies *within* the runs. Two starts of one job can differ by more, so a difference below `SMALLEST` is never
-reported as one.
+What is compared is the mean of all steps, which is what a run takes: a median would not see what happens every
+twentieth step. A step's time is the mean over its ranks, which synchronised training keeps together. The interval is
+that of `ddpwatch.analysis.block_means`. It covers what varies *within* the runs. Two starts of one job can differ by
+more, so a difference below `SMALLEST` is never reported as one. Where the median step says something else, a sentence
+adds that.
 """
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from operator import attrgetter
-from statistics import fmean, median, pvariance, stdev
+from statistics import fmean, median
 
 from msgspec.structs import replace
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.block_means import FEWEST_STEPS, ratio_of_means, reach_of_change
 from ddpwatch.analysis.diagnosis.incident import LOST, AccountName, Severity
 from ddpwatch.analysis.diagnosis.incident_json import Figures, IncidentFigures, LostFigures
 from ddpwatch.analysis.diagnosis.kinds import Kind
@@ -29,21 +27,16 @@ from ddpwatch.analysis.digest import share_of
 from ddpwatch.analysis.figures import OverlapFigures
 from ddpwatch.analysis.means import Sums
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.common.statistics import p50, student
-from ddpwatch.common.text import clean, two_digits
+from ddpwatch.common.statistics import p50
+from ddpwatch.common.text import clean, three_digits, two_digits
 from ddpwatch.common.units import NS_PER_MS
 from ddpwatch.wire.messages import Hello
 
 SMALLEST = 0.01  # of the step time
 SMALLEST_OVERLAP = 0.02
 TOO_WIDE = 0.05  # with an interval wider than this to either side, runs are not reported as equal
-CONFIDENCE = 0.99
-MOST_BLOCKS = 40
-FEWEST_BLOCKS = 6
-STEPS_PER_BLOCK = 5
-MOST_AUTOCORRELATION = 0.15  # of neighbouring blocks
-RESAMPLES = 2000
-FEWEST_STEPS = 20
+LONG = 2.0  # of the median: the steps beyond are counted
+DIFFERENT = ("slower", "faster")
 MOST_NAMED = 4  # of what differs before training
 _NEED_COMPLETIONS = ("exposed_comm", "other")  # without completions, one cannot be separated from the other
 _PHASE_NAMES = {
@@ -66,8 +59,8 @@ class RunSeries:
             completions were timed.
         waited_for: The same of the rank that waited least in collectives, as the others waited for it.
         overlap: Overlap of each step that communicated.
-        shown: Means of the phases (ms), where a page shows them; the medians of these steps otherwise.
-        shown_overlap: That of all steps, where a page shows it.
+        shown: Means of the phases over all steps (ms), as pages show them; those of these steps where it is empty.
+        shown_overlap: That of all steps, as pages show it.
         setup: What it ran on, as texts by name (`setup_of`).
     """
 
@@ -94,6 +87,22 @@ class RunSeries:
         if sums.overlap is not None:
             self.overlap.append(sums.overlap)
 
+    @property
+    def known_phases(self) -> _Phases:
+        """The phases of each step, without those of which no page shows a mean."""
+        unknown = [phase for phase, mean in self.shown.items() if mean is None]
+        return {**self.phases, **{phase: [] for phase in unknown}}
+
+    def mean_of(self, phase: str) -> float:
+        """Returns the mean of a phase, one figure for the table, the cause and the change (ms)."""
+        shown = self.shown.get(phase)
+        return fmean(self.phases[phase]) if shown is None else shown
+
+    @property
+    def mean_overlap(self) -> float:
+        """The same of the overlap."""
+        return fmean(self.overlap) if self.shown_overlap is None else self.shown_overlap
+
     def keep(self, steps: int) -> None:
         """Drops all but the newest steps."""
         for values in (self.step, self.overlap, *self.phases.values(), *self.waited_for.values()):
@@ -111,7 +120,7 @@ class Difference(Figures, frozen=True):
 
     Attributes:
         a, b: Their names.
-        ratio: Step time of B over that of A, less 1: above 0 B is slower.
+        ratio: Mean step of B over that of A, less 1: above 0 B is slower.
         low, high: Its confidence interval.
         verdict: ``faster``, ``slower``; ``same`` if no more than a few percent can hide in the noise; ``unclear`` if
             more can; ``unknown`` with too few steps, or where those of A take no time.
@@ -133,7 +142,7 @@ class Difference(Figures, frozen=True):
 
 
 class SeriesFigures(Figures, frozen=True):
-    """A run's column in a comparison: medians over its steps, in ms and as a ratio."""
+    """A run's medians over its steps, in ms and as a ratio."""
 
     name: str
     steps: int
@@ -204,26 +213,35 @@ def changes(a: RunSeries, b: RunSeries) -> dict[str, FigureChange | None]:
 
     None with too few steps.
     """
-    least = SMALLEST * (p50(a.step) or 0.0)
-    found = {"step": _change_of(a.step, b.step, least)}
-    found |= {phase: _change_of(*_comparable(a.phases, b.phases, phase), least) for phase in PHASES}
-    return {**found, "overlap": _change_of(a.overlap, b.overlap, SMALLEST_OVERLAP)}
+    found: dict[str, FigureChange | None] = dict.fromkeys(("step", *PHASES, "overlap"))
+    step = ratio_of_means(a.step, b.step)
+    if step is None:
+        return found
+    mean = fmean(a.step)
+    by, low, high = (mean * value for value in step)
+    found["step"] = FigureChange(by, low, high, _verdict(*step) in DIFFERENT)
+    for phase in _in_both(a.known_phases, b.known_phases):
+        found[phase] = _change_of(a.phases[phase], b.phases[phase], _phase_change(a, b, phase), SMALLEST * mean)
+    if a.overlap and b.overlap:
+        found["overlap"] = _change_of(a.overlap, b.overlap, b.mean_overlap - a.mean_overlap, SMALLEST_OVERLAP)
+    return found
 
 
-def _comparable(a: _Phases, b: _Phases, phase: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns a phase of both; nothing if it is not the same in both: without known data, ``between`` includes it."""
-    if phase == "between" and bool(a["data"]) != bool(b["data"]):
-        return (), ()
-    return a[phase], b[phase]
+def _in_both(a: _Phases, b: _Phases) -> list[str]:
+    """Returns the phases known of both. Without known data, ``between`` includes it, and is not the same in both."""
+    other_gap = bool(a["data"]) != bool(b["data"])
+    return [phase for phase in PHASES if a[phase] and b[phase] and not (other_gap and phase == "between")]
 
 
-def _change_of(a: Sequence[float], b: Sequence[float], least: float) -> FigureChange | None:
-    """Returns the change of a mean; None with too few steps. Its bootstrap spread has a closed form."""
+def _phase_change(a: RunSeries, b: RunSeries, phase: str) -> float:
+    return b.mean_of(phase) - a.mean_of(phase)
+
+
+def _change_of(a: Sequence[float], b: Sequence[float], by: float, least: float) -> FigureChange | None:
+    """Returns a change with the interval that these steps give it; None with too few of them."""
     if min(len(a), len(b)) < FEWEST_STEPS:
         return None
-    blocks_a, blocks_b = _block_medians(a), _block_medians(b)
-    spread = math.sqrt(pvariance(blocks_a) / len(blocks_a) + pvariance(blocks_b) / len(blocks_b))
-    by, reach = fmean(blocks_b) - fmean(blocks_a), _reach(spread, min(len(blocks_a), len(blocks_b)))
+    reach = reach_of_change(a, b)
     return FigureChange(by, by - reach, by + reach, abs(by) >= least and abs(by) > reach)
 
 
@@ -252,29 +270,27 @@ def _other_setup(a: RunSeries, b: RunSeries) -> str:
     return f"; not the same set-up: {', '.join(named)}{more}" if named else ""
 
 
-def compare(a: RunSeries, b: RunSeries, seed: int = 0) -> Difference:
+def compare(a: RunSeries, b: RunSeries) -> Difference:
     """Compares run B with run A."""
-    found = _compared(a, b, seed)
+    found = _compared(a, b)
     return replace(found, text=found.text + _other_setup(a, b))
 
 
-def _compared(a: RunSeries, b: RunSeries, seed: int) -> Difference:
+def _compared(a: RunSeries, b: RunSeries) -> Difference:
     if min(len(a.step), len(b.step)) < FEWEST_STEPS:
         return Difference(a.name, b.name, None, None, None, "unknown", "", None, _too_short(a, b))
-    blocks_a, blocks_b = _block_medians(a.step), _block_medians(b.step)
-    if not all(blocks_a):
+    ratio = ratio_of_means(a.step, b.step)
+    if ratio is None:
         text = f"steps of {a.name} take no time: no ratio to them"
         return Difference(a.name, b.name, None, None, None, "unknown", "", None, text)
-    rng = random.Random(seed)
-    found = difference(a, b, _interval(blocks_a, blocks_b, lambda x, y: y / x - 1, rng))
-    overlap = _overlap(a, b, rng)
-    return replace(found, overlap=overlap, text=found.text + _describe_overlap(a, b, overlap))
+    found, overlap = difference(a, b, ratio), _overlap(a, b)
+    return replace(found, overlap=overlap, text=found.text + _typical(a, b, ratio) + _describe_overlap(a, b, overlap))
 
 
 def difference(a: RunSeries, b: RunSeries, found: tuple[float, float, float]) -> Difference:
     """Returns what a ratio of their step times and its interval mean, with the phase that explains it."""
     verdict = _verdict(*found)
-    phase, because = _because(a, b) if verdict in ("slower", "faster") else ("", "")
+    phase, because = _because(a, b) if verdict in DIFFERENT else ("", "")
     return Difference(a.name, b.name, *found, verdict, phase, None, _describe(a, b, found, verdict) + because)
 
 
@@ -284,16 +300,13 @@ def _verdict(ratio: float, low: float, high: float) -> str:
     return "same" if max(-low, high) <= TOO_WIDE else "unclear"
 
 
-def _overlap(a: RunSeries, b: RunSeries, rng: random.Random) -> tuple[float, float, float] | None:
-    if min(len(a.overlap), len(b.overlap)) < FEWEST_STEPS:
-        return None
-    blocks_a, blocks_b = _block_medians(a.overlap), _block_medians(b.overlap)
-    change, low, high = _interval(blocks_a, blocks_b, lambda x, y: y - x, rng)
-    return (change, low, high) if abs(change) >= SMALLEST_OVERLAP and (low > 0 or high < 0) else None
+def _overlap(a: RunSeries, b: RunSeries) -> tuple[float, float, float] | None:
+    found = changes(a, b)["overlap"]
+    return (found.by, found.low, found.high) if found is not None and found.certain else None
 
 
 def figures_of(series: RunSeries) -> SeriesFigures:
-    """Returns a run's column in a comparison: medians over the steps, in ms and as a ratio."""
+    """Returns a run's medians over its steps, in ms and as a ratio."""
     return SeriesFigures(
         name=series.name,
         steps=len(series.step),
@@ -347,70 +360,35 @@ def _identity(incident: IncidentFigures) -> tuple[str, tuple[int, ...], str | No
     return incident.kind, tuple(incident.ranks), incident.phase
 
 
-def _block_medians(values: Sequence[float]) -> list[float]:
-    """Returns medians of consecutive blocks, long enough that neighbours are nearly independent."""
-    count = max(FEWEST_BLOCKS, min(MOST_BLOCKS, len(values) // STEPS_PER_BLOCK))
-    while True:
-        edges = [round(block * len(values) / count) for block in range(count + 1)]
-        medians = [median(values[start:end]) for start, end in pairwise(edges)]
-        if count <= FEWEST_BLOCKS or _autocorrelation(medians) < MOST_AUTOCORRELATION:
-            return medians
-        count = max(FEWEST_BLOCKS, count * 2 // 3)
-
-
-def _autocorrelation(values: Sequence[float]) -> float:
-    """Correlates each value with the next."""
-    centre = fmean(values)
-    spread = sum((value - centre) ** 2 for value in values)
-    return sum((a - centre) * (b - centre) for a, b in pairwise(values)) / spread if spread else 0.0
-
-
-def _interval(
-    a: Sequence[float], b: Sequence[float], change: Callable[[float, float], float], rng: random.Random
-) -> tuple[float, float, float]:
-    """Returns the change from A to B, and its interval."""
-    resampled = [
-        change(fmean(rng.choices(a, k=len(a))), fmean(rng.choices(b, k=len(b)))) for _ in range(RESAMPLES)
-    ]  # fmt: skip
-    reach = _reach(stdev(resampled), min(len(a), len(b)))
-    found = change(fmean(a), fmean(b))
-    return found, found - reach, found + reach
-
-
-def _reach(spread: float, blocks: int) -> float:
-    """Returns half the width of the interval: Student's t, and a correction for the few blocks of the bootstrap."""
-    return spread * math.sqrt(blocks / (blocks - 1)) * student(CONFIDENCE, blocks - 1)
-
-
 def _because(a: RunSeries, b: RunSeries) -> tuple[str, str]:
-    """Returns the phase that explains a difference, and words for it; both empty if none does.
+    """Returns the phase that explains most of a difference, and words for it; both empty if none does.
 
-    Where exposed communication changed about as much, it may be waiting: then whoever the others waited for knows more.
+    Where it changed more on the rank that others waited for than on all, the rest is their waiting: then that rank's
+    figures count.
     """
-    found = _explaining(a, b, a.phases, b.phases)
-    if not found:
-        return "", ""
-    phase = next(iter(found))
-    waits = 4 * abs(found.get("exposed_comm", 0.0)) >= 3 * abs(found[phase])
-    name, (before, after) = _PHASE_NAMES[phase], (run.shown.get(phase) or median(run.phases[phase]) for run in (a, b))
-    own = next(iter(_explaining(a, b, a.waited_for, b.waited_for)), "exposed_comm")
-    if waits and own != "exposed_comm":
+    of_all = {phase: _phase_change(a, b, phase) for phase in _in_both(a.known_phases, b.known_phases)}
+    of_one = {phase: _mean_change(a, b, phase) for phase in _in_both(a.waited_for, b.waited_for)}
+    phase, own = _explaining(a, b, of_all), _explaining(a, b, of_one)
+    if own not in ("", "exposed_comm") and 4 * abs(of_all.get(own, 0.0)) < 3 * abs(of_one[own]):
         phase, name = own, f"{_PHASE_NAMES[own]} of the rank that others waited for"
-        before, after = (median(run.waited_for[own]) for run in (a, b))
+        before, after = (fmean(run.waited_for[own]) for run in (a, b))
+    elif phase:
+        name, before, after = _PHASE_NAMES[phase], a.mean_of(phase), b.mean_of(phase)
+    else:
+        return "", ""
     verb = "fell" if after < before else "rose"
     return phase, f", because {name} {verb} from {two_digits(before)} to {two_digits(after)} ms"
 
 
-def _explaining(a: RunSeries, b: RunSeries, of_a: _Phases, of_b: _Phases) -> dict[str, float]:
-    """Returns by how much phases changed with the step: those by a third of its change or more, the largest first."""
-    change = _change(a.step, b.step)
-    changes = {phase: _change(*series) for phase in PHASES if all(series := _comparable(of_a, of_b, phase))}
-    found = [(phase, by) for phase, by in changes.items() if by * change > 0 and 3 * abs(by) >= abs(change)]
-    return dict(sorted(found, key=lambda item: -abs(item[1])))
+def _mean_change(a: RunSeries, b: RunSeries, phase: str) -> float:
+    return fmean(b.waited_for[phase]) - fmean(a.waited_for[phase])
 
 
-def _change(a: Sequence[float], b: Sequence[float]) -> float:
-    return median(b) - median(a)
+def _explaining(a: RunSeries, b: RunSeries, changed: Mapping[str, float]) -> str:
+    """Returns the phase that changed most with the step, by a third of its change or more; empty if none did."""
+    change = fmean(b.step) - fmean(a.step)
+    found = {phase: abs(by) for phase, by in changed.items() if by * change > 0 and 3 * abs(by) >= abs(change)}
+    return max(found, key=lambda phase: found[phase], default="")
 
 
 def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], verdict: str) -> str:
@@ -420,10 +398,35 @@ def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], ver
     if verdict == "same":
         return f"no difference {between} ({interval})"
     if verdict == "unclear":
-        hidden = f"up to {max(-low, high):.0f} %"
-        return f"no difference {between} beyond chance ({interval}), but {hidden} could hide in the noise"
+        hidden = f"up to {max(-low, high):.0f} % could hide in the noise"
+        return f"unclear whether {b.name} is slower or faster than {a.name} ({interval}): {hidden}"
     ends = sorted((abs(low), abs(high)))
     return f"{b.name} is {abs(ratio):.1f} % {verdict} than {a.name} ({ends[0]:.1f} to {ends[1]:.1f})"
+
+
+def _typical(a: RunSeries, b: RunSeries, of_means: tuple[float, float, float]) -> str:
+    """Returns what the median step says, where that is something else, and which long steps make the difference."""
+    of_medians = ratio_of_means(a.step, b.step, median)
+    if of_medians is None:
+        return ""
+    verdict, apart = _verdict(*of_medians), abs((1 + of_medians[0]) / (1 + of_means[0]) - 1)
+    if apart < TOO_WIDE and (verdict not in DIFFERENT or verdict == _verdict(*of_means)):
+        return ""
+    by = f"{abs(of_medians[0]):.1%} {'longer' if of_medians[0] > 0 else 'less'}".replace("%", " %")
+    takes = "as long" if verdict == "same" else by
+    medians = f"{three_digits(median(a.step))} and {three_digits(median(b.step))} ms"
+    return f"; the median step takes {takes} ({medians}){_long_steps(a, b)}"
+
+
+def _long_steps(a: RunSeries, b: RunSeries) -> str:
+    """Returns how many steps of the slower run are so long that they make most of the difference; empty if none."""
+    quick, slow = sorted((a, b), key=lambda run: fmean(run.step))
+    limit = LONG * median(slow.step)
+    long = [ms for ms in slow.step if ms > limit]
+    beyond = [sum(ms - median(run.step) for ms in run.step if ms > limit) / len(run.step) for run in (quick, slow)]
+    if not long or 2 * (beyond[1] - beyond[0]) < fmean(slow.step) - fmean(quick.step):
+        return ""
+    return f", but {len(long)} of {len(slow.step)} steps of {slow.name} take {three_digits(fmean(long))} ms"
 
 
 def _describe_overlap(a: RunSeries, b: RunSeries, overlap: tuple[float, float, float] | None) -> str:
@@ -431,10 +434,8 @@ def _describe_overlap(a: RunSeries, b: RunSeries, overlap: tuple[float, float, f
         return ""
     change, low, high = overlap
     verb = "rose" if change > 0 else "fell"
-    name, before, after = "overlap", a.shown_overlap, b.shown_overlap
-    if before is None or after is None or not low <= after - before <= high:
-        name, before, after = "median overlap", median(a.overlap), median(b.overlap)
-    return f"; {name} {verb} from {before:.0%} to {after:.0%} ({100 * low:+.0f} to {100 * high:+.0f} points)"
+    ends = f"{100 * low:+.0f} to {100 * high:+.0f} points"
+    return f"; overlap {verb} from {a.mean_overlap:.0%} to {b.mean_overlap:.0%} ({ends})"
 
 
 def _too_short(a: RunSeries, b: RunSeries) -> str:

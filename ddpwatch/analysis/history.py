@@ -16,7 +16,8 @@ from statistics import fmean
 import msgspec
 from msgspec.structs import replace
 
-from ddpwatch.analysis.compare import CONFIDENCE, FEWEST_STEPS, Difference, RunSeries, difference
+from ddpwatch.analysis.block_means import CONFIDENCE, FEWEST_STEPS
+from ddpwatch.analysis.compare import Difference, RunSeries, difference
 from ddpwatch.analysis.diagnosis.incident_json import Figures
 from ddpwatch.analysis.figures import RunTime, ThroughputFigures
 from ddpwatch.common.statistics import student

@@ -39,7 +39,7 @@ from ddpwatch.analysis.run import Run
 from ddpwatch.analysis.run_outline import Outline
 from ddpwatch.common.garbage import no_collections
 from ddpwatch.common.units import to_ms
-from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.errors import DdpwatchError, UnclearError, UsageError
 from ddpwatch.recording.reader import Recording
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.summaries import runs_before
@@ -160,7 +160,6 @@ def _about(recording: Recording, builder: ReportBuilder) -> RecordingFigures:
 def compare_recordings(
     recordings: Sequence[str | os.PathLike[str] | Recording],
     selection: Selection | None = None,
-    seed: int = 0,
     note: Callable[[str], object] = lambda _: None,
 ) -> RunComparison:
     """Compares each recording with the first. Calls ``note`` with what could not be read of them.
@@ -174,8 +173,7 @@ def compare_recordings(
     series = [RunSeries(name) for name in _names([one.path for one in opened])]
     runs = [_run(one, each, selection or Selection(), note) for one, each in zip(opened, series, strict=True)]
     differences = [
-        _difference(compare(series[0], each, seed), runs[0], run)
-        for each, run in zip(series[1:], runs[1:], strict=True)
+        _difference(compare(series[0], each), runs[0], run) for each, run in zip(series[1:], runs[1:], strict=True)
     ]
     return RunComparison(runs, differences)
 
@@ -233,13 +231,20 @@ def parse_percent(text: str) -> float:
 
 
 def slower_than(comparison: RunComparison, limit: float) -> None:
-    """Fails if a run is slower than the first by more than the limit, and by more than chance.
+    """Fails if a run is surely slower than the first by more than the limit, or if that is unclear.
 
     Raises:
         DdpwatchError: A run is slower, or could not be compared.
+        UnclearError: None is, but noise could hide that one is.
     """
     for found in comparison.differences:
         if found.verdict == "unknown":
             raise DdpwatchError(found.text, "record longer runs")
-        if found.verdict == "slower" and found.ratio is not None and found.ratio > limit:
+        if found.low is not None and found.low > limit:
             raise DdpwatchError(f"{found.b} is {found.ratio:.1%} slower, more than {limit:.1%}")
+    for found in comparison.differences:
+        if found.verdict in ("slower", "unclear") and found.high is not None and found.high > limit:
+            raise UnclearError(
+                f"unclear whether {found.b} is more than {limit:.1%} slower ({found.low:+.1%} to {found.high:+.1%})",
+                "record longer runs, or several",
+            )

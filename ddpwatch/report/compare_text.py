@@ -11,7 +11,6 @@ from ddpwatch.report.incidents import named
 MOST_ACCOUNTS = 5
 MOST_INCIDENTS = 10
 LEAST_CHANGE = 0.001  # of the rank-time
-OF_MEDIANS = "  (the percentages of the step compare medians of blocks of steps; the table has means of all steps)"
 
 
 def render_compare(result: RunComparison) -> str:
@@ -31,13 +30,7 @@ def render_compare(result: RunComparison) -> str:
     rows.append(["lost", *(percent(run.lost.lost_share, 1) for run in runs)])
     lines = table(["mean", *(clean(run.name) for run in runs)], [list(row) for row in rows])
     for found in result.differences:
-        lines += [
-            "",
-            clean(found.text),
-            *([OF_MEDIANS] if found.ratio is not None else []),
-            *_lost(found),
-            *_incidents(found),
-        ]
+        lines += ["", clean(found.text), *_lost(found), *_incidents(found)]
     return "\n".join(lines)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from ddpwatch.analysis.compare import FEWEST_STEPS, RunSeries, figures_of
+from ddpwatch.analysis.block_means import FEWEST_STEPS
+from ddpwatch.analysis.compare import RunSeries, figures_of
 from ddpwatch.analysis.history import PastRun
 from ddpwatch.analysis.run import Run
 from ddpwatch.common.garbage import no_collections

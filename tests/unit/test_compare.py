@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
-from ddpwatch.analysis.compare import RunSeries, changes, compare, setup_of
+from ddpwatch.analysis.compare import RunComparison, RunDifference, RunSeries, changes, compare, setup_of
 from ddpwatch.analysis.step import PHASES
-from ddpwatch.errors import DdpwatchError, UsageError
+from ddpwatch.errors import DdpwatchError, UnclearError, UsageError
 from ddpwatch.recording.selection import Selection
 from ddpwatch.report.build import compare_recordings, parse_percent, slower_than
-from ddpwatch.report.compare_text import OF_MEDIANS, render_compare
+from ddpwatch.report.compare_text import render_compare
 from ddpwatch.wire.messages import Bye
 from tests.support.frames import hello
 from tests.support.frames import run as fleet_of
@@ -88,11 +89,13 @@ def test_a_change_of_overlap_is_told_whatever_the_step_time() -> None:
     assert found.verdict == "same"
     assert found.overlap is not None
     assert 0.15 < found.overlap[1] < found.overlap[2] < 0.25
-    assert "; median overlap rose from " in found.text
+    assert "; overlap rose from 60% to 80% (" in found.text
     a.shown_overlap, b.shown_overlap = 0.57, 0.78  # as the page has them
-    assert "; overlap rose from 57% to 78% (" in compare(a, b).text
-    b.shown_overlap = 0.83  # out of the interval, which is of medians
-    assert "; median overlap rose from 59% to 80% (" in compare(a, b).text
+    shown = compare(a, b)
+    assert shown.overlap is not None
+    assert shown.overlap[0] == pytest.approx(0.21)
+    assert "; overlap rose from 57% to 78% (" in shown.text
+    a.shown_overlap = b.shown_overlap = None
     b.overlap = [0.6 + dice.gauss(0, 0.03) for _ in b.step]
     assert compare(a, b).overlap is None
 
@@ -116,8 +119,71 @@ def test_too_few_steps_are_not_judged() -> None:
     assert found.text == "A has 5 steps to compare; 20 are needed"
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
-    assert compare(series("A", 1), series("B", 2), seed=3) == compare(series("A", 1), series("B", 2), seed=3)
+def longer(run: RunSeries, by: float, which: range) -> RunSeries:
+    """Makes some of its steps longer: a rank pauses before them, and the other waits."""
+    for step in range(len(run.step)):
+        extra = by if step in which else 0.0
+        run.step[step] += extra
+        for phase in ("between", "exposed_comm"):
+            run.phases[phase][step] += extra / 2
+        for phase in PHASES:
+            alone = {"between": extra / 2, "exposed_comm": -extra / 2}.get(phase, 0.0)
+            run.waited_for[phase].append(run.phases[phase][step] + alone)
+    return run
+
+
+def test_what_happens_every_twentieth_step_is_paid_and_told() -> None:
+    """A median does not see it: it said that there was no difference."""
+    a, b = longer(series("A", 1, 400), 0, range(0)), longer(series("B", 2, 300), 500, range(19, 300, 20))
+    found = compare(a, b)
+    assert (found.verdict, found.phase) == ("slower", "between")
+    assert found.ratio == pytest.approx(fmean(b.step) / fmean(a.step) - 1)
+    assert found.low is not None
+    assert found.low > 0.05
+    assert "because the gap before the forward of the rank that others waited for rose from 17 to 42 ms; " in found.text
+    assert "; the median step takes as long (110 and 110 ms), but 15 of 300 steps of B take 610 ms" in found.text
+    change = changes(a, b)["step"]
+    assert change is not None
+    assert (change.certain, change.by) == (True, pytest.approx(fmean(b.step) - fmean(a.step)))
+    a.shown, b.shown = {"forward": 20.0, "backward": None}, {"forward": 21.5, "backward": 30.0}  # as the page has them
+    found_changes = changes(a, b)
+    assert found_changes["forward"] is not None
+    assert found_changes["forward"].by == 1.5
+    assert found_changes["backward"] is None
+
+
+def test_what_starts_half_way_is_unclear_and_never_no_difference() -> None:
+    found = compare(series("A", 1, 300), longer(series("B", 2, 300), 60, range(140, 300)))
+    assert found.verdict == "unclear"
+    assert found.text.startswith("unclear whether B is slower or faster than A (+28.")
+    assert "; the median step takes 5" in found.text
+    assert "no difference" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "interval", "code"),
+    [
+        ("slower", (0.3, 0.12, 0.48), 1),
+        ("slower", (0.06, 0.01, 0.11), 3),
+        ("slower", (0.03, 0.02, 0.04), 0),
+        ("unclear", (0.3, -0.2, 0.8), 3),
+        ("unclear", (-0.1, -0.24, 0.04), 0),
+        ("same", (0.01, -0.02, 0.04), 0),
+        ("faster", (-0.3, -0.4, -0.2), 0),
+        ("unknown", (None, None, None), 1),
+    ],
+)
+def test_the_gate_tells_what_is_unclear_from_what_is_no_difference(
+    verdict: str, interval: tuple[float | None, ...], code: int
+) -> None:
+    found = RunDifference("a", "b", *interval, verdict, "", None, "b", [], [])  # type: ignore[arg-type]
+    comparison = RunComparison([], [found])
+    if code == 0:
+        slower_than(comparison, 0.05)
+        return
+    with pytest.raises(UnclearError if code == 3 else DdpwatchError) as error:
+        slower_than(comparison, 0.05)
+    assert error.value.exit_code == code
 
 
 def test_recordings_are_compared(tmp_path: Path) -> None:
@@ -134,9 +200,9 @@ def test_recordings_are_compared(tmp_path: Path) -> None:
     )
     assert difference.ratio == pytest.approx(0.2, abs=0.02)
     text = render_compare(result)
-    assert "b is 18.6 % slower than a" in text
-    assert "slower than a" in text
-    assert OF_MEDIANS in text
+    a_ms, b_ms = (run.step_ms or 0.0 for run in result.runs)  # the table's
+    assert difference.ratio == pytest.approx(b_ms / a_ms - 1)
+    assert f"b is {difference.ratio:.1%} slower than a".replace("%", " %") in text
     slower_than(result, 0.25)
     with pytest.raises(DdpwatchError, match=r"more than 5\.0%") as error:
         slower_than(result, 0.05)

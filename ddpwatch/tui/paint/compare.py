@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpwatch.analysis.compare import FEWEST_STEPS, FigureChange
+from ddpwatch.analysis.block_means import FEWEST_STEPS
+from ddpwatch.analysis.compare import FigureChange
 from ddpwatch.analysis.estimate import Estimate
 from ddpwatch.analysis.step import PHASES
 from ddpwatch.common.text import UNKNOWN, percent, three_digits

@@ -25,8 +25,8 @@ class CompareView(RunView):
     DEFINITIONS = """\
   b         asks for a recording to compare with (or use --baseline
             FILE): its newest 500 steps, and the newest 200 of this run
-  change    between medians of blocks of steps (means over the ranks),
-            with its 99 % confidence interval, as in ddpwatch compare
+  change    between the means, with its 99 % confidence interval, as in
+            ddpwatch compare
   ▲ ▼       more, less: beyond chance and by more than 1 % of a step
             (overlap: 2 points); the colour says whether that is good"""
     BINDINGS: ClassVar[list[BindingType]] = [Binding("b", "app.baseline", "baseline")]

@@ -235,7 +235,7 @@ class TestChanges:
         widths = []
         for size in (1, 4):
             noise = [size * ((7 * n) % 11 - 5) * (1 + n % 3) for n in range(200)]
-            change = changes(self.series([100 + x for x in noise]), self.series([100 - x for x in noise]))["step"]
+            change = changes(self.series([100 + x for x in noise]), self.series([100 - x for x in noise]))["forward"]
             widths.append(change.high - change.low)
         assert widths[1] == pytest.approx(4 * widths[0])
 
