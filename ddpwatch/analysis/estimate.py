@@ -17,6 +17,7 @@ if all are full. Neighbours need not be independent.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,6 +34,7 @@ STEPS_PER_BLOCK = 64
 MOST_BLOCKS = 32
 SMALL = 0.02  # of a block's steps: so few of a duration leave a gap
 PER_DOUBLE = 4  # durations from one to its double: a gap is as wide as one of them
+UNSEEN = "unseen"  # what makes a bare step longer: it may be in any phase
 _STARTING = -1000  # the duration of starting steps, far from any other
 _PAIRS = ("xx", "xy", "xh", "yy", "yh", "hh", "xd", "yd", "hd", "dd")
 _PRODUCTS = [(pair, *pair) for pair in _PAIRS]
@@ -52,8 +54,8 @@ class StepShare(NamedTuple):
         own: What the probe measured of itself; full steps are longer by that at least.
         waiting: For other ranks, as far as that is known; of a bare step, as much as in one that is like it.
         transfer: What is exposed besides, of a watched step; ``unsplit`` what may be either.
-        beyond: What makes it longer than those that are like it, as far as that is known of each such step: waits for
-            a rank that paused, and of a bare step the rest.
+        beyond: What makes it longer than those that are like it, by phase, as far as that is known of each such step:
+            waits for a rank that paused, all that makes a stall longer, and of a bare step the rest (`UNSEEN`).
         phases: None if it is not watched. What was not seen of "data" is in "between" (``data_unseen``).
         waited: How long ranks had nothing to do but wait for collectives, copies of their results included.
         exposed, hidden: The communication's two parts; None if not all of it was timed.
@@ -66,7 +68,7 @@ class StepShare(NamedTuple):
     waiting: int = 0
     transfer: int = 0
     unsplit: int = 0
-    beyond: tuple[int, int] = (0, 0)
+    beyond: Mapping[str, int] = {}
     phases: Mapping[str, int] | None = None
     data_unseen: bool = False
     waited: int = 0
@@ -84,8 +86,12 @@ class StepShare(NamedTuple):
         """Its duration on a scale of `PER_DOUBLE`; the starting steps have one of their own."""
         if self.step < STARTING_STEPS:
             return _STARTING
-        total = self.total - self.own - sum(self.beyond)
-        return round(PER_DOUBLE * math.log2(max(total, self.ranks) / self.ranks))
+        return of_duration((self.total - self.own - sum(self.beyond.values())) / self.ranks)
+
+
+def of_duration(mean_ns: float) -> int:
+    """Returns a duration on a scale of `PER_DOUBLE`."""
+    return round(PER_DOUBLE * math.log2(max(mean_ns, 1.0)))
 
 
 class Estimate(NamedTuple):
@@ -161,7 +167,7 @@ class _Stratum:
 
     def add_share(self, share: StepShare) -> None:
         """Adds one step."""
-        total = share.total - sum(share.beyond)
+        total = share.total - sum(share.beyond.values())
         self.steps += 1
         self.ranks += share.ranks
         self.total += total
@@ -172,11 +178,11 @@ class _Stratum:
             return
         self.watched += 1
         self.watched_total += total
-        self.waited += share.waited - share.beyond[0]
+        own_waits = share.waited - share.beyond.get("exposed_comm", 0)
+        self.waited += own_waits
         for phase, ns in share.phases.items():
-            self.phases[phase] += ns
-        self.phases["exposed_comm"] -= share.beyond[0]
-        waited = (share.waited - share.beyond[0]) / unit
+            self.phases[phase] += ns - share.beyond.get(phase, 0)
+        waited = own_waits / unit
         spread["w"] += waited
         spread["ww"] += waited * waited
         if share.exposed is None or share.hidden is None:
@@ -296,7 +302,7 @@ class Estimator:
         self._gathered = {timed: _Gathered(timed) for timed in (False, True)}  # all but the newest of the last estimate
         self._stride = STEPS_PER_BLOCK
         self._waiting = self._transfer = self._unsplit = 0
-        self._beyond = [0, 0]
+        self._beyond: Counter[str] = Counter()
         self._alone = 0
         self._data_unseen = False
 
@@ -311,8 +317,7 @@ class Estimator:
             stratum = block[key] = _Stratum()
         stratum.add_share(share)
         self._waiting += share.waiting
-        for place, ns in enumerate(share.beyond):
-            self._beyond[place] += ns
+        self._beyond.update(share.beyond)
         self._alone += sum(share.alone.values())
         if share.phases is not None:
             self._unsplit += share.unsplit
@@ -332,9 +337,9 @@ class Estimator:
         watched, full = sum([one.watched for one in every]), sum([one.full for one in every])
         if not ranks:
             return NOT_KNOWN
-        step_ns = (sum([one.total for one in every]) + sum(self._beyond) + self._alone) / ranks
+        step_ns = (sum([one.total for one in every]) + sum(self._beyond.values()) + self._alone) / ranks
         found = Estimate(steps, watched, full, ranks, step_ns, alone_ns=self._alone / ranks)
-        found = found._replace(unseen_ns=self._beyond[1] / ranks)
+        found = found._replace(unseen_ns=self._beyond[UNSEEN] / ranks)
         if not watched:
             return found
         strata = self._strata(timed=False)
@@ -360,8 +365,8 @@ class Estimator:
             for phase, ns in own.items():
                 sums[phase] += ns * weight
             sums["exposed_comm"] += waited
-        sums["exposed_comm"] += self._beyond[0]
-        sums["other"] += self._beyond[1]
+        for phase, ns in self._beyond.items():
+            sums["other" if phase == UNSEEN else phase] += ns
         sums["between"] += self._alone
         if self._data_unseen:
             sums["between"] += sums.pop("data")

@@ -152,3 +152,23 @@ def test_the_mean_step_has_the_time_in_which_one_rank_alone_is_between_steps(wat
     found = state.diagnosis._ledger.estimator.estimate()
     assert found.step_ns == pytest.approx(100 * MS if together else (at - START_NS) / 100)
     assert sum(found.phases_ns.values()) == pytest.approx(found.step_ns)
+
+
+def test_stalls_of_which_half_are_bare_leave_the_other_steps_as_they_are() -> None:
+    """Every 20 steps rank 0 computes for 2 s more. Between, there are more long steps than are kept as references."""
+    lateness = [(2000, 0) if number % 20 == 19 else (0, 12 * (number % 3)) for number in range(240)]
+    estimates = []
+    for hidden in (False, True):
+        messages: list[Step] = []
+        for ranks in synchronous(lateness):
+            for one in ranks:
+                is_bare = hidden and (one.step % 40 == 39 or (one.step > 12 and one.step % 4 == 2))
+                of_it = {"start_ns": one.start_ns, "duration_ns": one.duration_ns}
+                messages.append(replace(bare(one.rank, one.step), **of_it) if is_bare else one)
+        ledger = state_of([hello(0), hello(1), *messages]).diagnosis._ledger
+        estimates.append((ledger.estimator.estimate(), ledger.as_estimated()))
+    (known, accounts), (found, estimated) = estimates
+    for phase, ns in known.phases_ns.items():
+        assert found.phases_ns[phase] == pytest.approx(ns, rel=0.03), phase
+    for account in (("transfer", "exposed_comm"), ("compute", "forward")):
+        assert estimated[account] == pytest.approx(accounts[account], rel=0.03)

@@ -24,10 +24,10 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.buffers import NOBODY, waits_for_buffers
 from ddpwatch.analysis.diagnosis.incident import AccountName
 from ddpwatch.analysis.digest import share_of
-from ddpwatch.analysis.estimate import Estimator, StepShare
+from ddpwatch.analysis.estimate import UNSEEN, Estimator, StepShare, of_duration
 from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
 from ddpwatch.analysis.means import summed
-from ddpwatch.analysis.step import BucketKey, claims_of, split
+from ddpwatch.analysis.step import PHASES, BucketKey, claims_of, split
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, total_within, union
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.sampling.levels import PROFILED, is_watched
@@ -37,9 +37,10 @@ AccountKey = tuple[AccountName, str]  # its name, and the phase
 Pauses = Mapping[str, Intervals]  # by phase, absolute
 _Key = TypeVar("_Key")
 
-REFERENCES = 8  # newest watched steps, and newest long ones: what a bare one may resemble
+REFERENCES = 8  # newest watched steps: what a bare one may resemble, besides the newest long one of each duration
 PER_OLDER = 0.01  # of a step: what an older one of these has to be more alike by
 LONG = 1.05  # a long step takes longer than usual, by this factor
+STALL = 2.0  # times as long as usual is a stall: what ranks wait in one says nothing of other steps
 LIKE = 1.25  # a bare step that took longer than the most similar watched one, by this factor, is not like it
 PENDING_MARKS = 64  # per rank, that no step has covered yet
 MOST_PENDING = 32  # steps
@@ -108,9 +109,14 @@ class StepSplit:
 
     @property
     def taken_for(self) -> AccountKey:
-        """The account that a stall went into which no stamp explains: the largest that is no communication."""
+        """The account that a stall went into which no stamp explains."""
+        return BARE if self.like is not None else self.largest
+
+    @property
+    def largest(self) -> AccountKey:
+        """The largest account that is no communication."""
         known = [key for key in self.accounts if key not in (TRANSFER, EXPOSED)]
-        return BARE if self.like is not None else max(known, key=self.accounts.__getitem__, default=BARE)
+        return max(known, key=self.accounts.__getitem__, default=BARE)
 
     @property
     def marked_ns(self) -> int:
@@ -302,7 +308,7 @@ class Ledger:
         self._marks: dict[int, deque[tuple[str, int, int]]] = {}
         self._references: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
         self._usual = RollingMedian(REFERENCES)
-        self._long: deque[tuple[float, StepSplit]] = deque(maxlen=REFERENCES)
+        self._long: dict[int, tuple[float, StepSplit]] = {}  # by duration, as strata have it
 
     @property
     def accounts(self) -> Counter[AccountKey]:
@@ -467,7 +473,9 @@ class Ledger:
         share = share_of(across, sum(waits.values()), transferred, unknown)
         alone = self._alone(across.ranks.values())
         for_pause = sum([min(waits.get(rank, 0), (len(across) - 1) * ns) for rank, ns in alone.items()])
-        share = across.share = share._replace(alone=alone, beyond=(min(for_pause, share.waited), 0))
+        longer = self._beyond_usual(found, share.phases or {}) if self._is_stall(found) else {}
+        longer["exposed_comm"] = min(max(for_pause, longer.get("exposed_comm", 0)), share.waited)
+        share = across.share = share._replace(alone=alone, beyond=longer)
         self.estimator.add_share(share)
         spent = dict(share.phases or {})
         if pauses:
@@ -496,7 +504,7 @@ class Ledger:
         """Keeps a watched step, for bare ones that are like it."""
         mean = found.total / max(ranks, 1)
         if self._references and mean > LONG * self._usual.median:
-            self._long.append((mean, found))
+            self._long[of_duration(mean)] = mean, found
         else:
             self._references.append((mean, found))
             self._usual.add_value(mean)
@@ -521,7 +529,10 @@ class Ledger:
             _split_rest(found, steps, mean_like, beyond, share.alone)
             waiting = sum(found.waits.values())
             extra = waiting - alike
-            share = across.share = share._replace(waiting=waiting, beyond=(extra, beyond - extra))
+            own = {phase: found.accounts.get(_KEYS[phase], 0) for phase in PHASES if phase in _KEYS}
+            stalled = {} if share.alone or not self._is_stall(like) else self._beyond_usual(found, own)
+            rest = {"exposed_comm": extra, UNSEEN: beyond - extra}
+            share = across.share = share._replace(waiting=waiting, beyond=stalled or rest)
         if across.ordinary:
             self.estimator.add_share(share)
         if all(is_watched(status) for status in statuses):
@@ -529,8 +540,24 @@ class Ledger:
 
     def _most_like(self, mean: float) -> tuple[float, StepSplit]:
         """Returns the watched step, with its mean duration, that one of which only that is known is split like."""
-        known = [(age, one) for kept in (self._references, self._long) for age, one in enumerate(reversed(kept))]
+        known = [*enumerate(reversed(self._references)), *((0, one) for one in self._long.values())]
         return min(known, key=lambda at: abs(at[1][0] - mean) + PER_OLDER * mean * at[0])[1]
+
+    def _is_stall(self, found: StepSplit) -> bool:
+        return bool(self._references) and found.total > STALL * self._references[-1][1].total
+
+    def _beyond_usual(self, stall: StepSplit, own: Mapping[str, int]) -> dict[str, int]:
+        """Returns by what a stall is longer than a usual step, by phase.
+
+        Args:
+            stall: The step.
+            own: Its phases without communication, over ranks.
+        """
+        usual = self._references[-1][1]
+        longer = {phase: ns - usual.accounts.get(_KEYS[phase], 0) for phase, ns in own.items() if phase in _KEYS}
+        longer["exposed_comm"] = sum(stall.waits.values()) - sum(usual.waits.values())
+        longer[UNSEEN] = stall.accounts.get(BARE, 0)
+        return {phase: ns for phase, ns in longer.items() if ns > 0}
 
     def _alone(self, steps: Iterable[Step]) -> dict[int, int]:
         """Returns by how much longer than the others each rank paused between its step before and this one (ns).

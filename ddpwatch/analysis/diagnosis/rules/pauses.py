@@ -236,6 +236,9 @@ class Pauses:
             key = account_of(phase) if of_phase else facts.split.taken_for
             (pause.taken if ranks else pause.shared)[key] = taken
             left = facts.split.accounts.get(facts.split.taken_for, 0) - (taken if ranks else 0)
+            if ranks and 2 * left < spent:  # perhaps a bare one that is split like a watched stall
+                key = facts.split.largest
+                left = facts.split.accounts.get(key, 0)
             self._note_worked(pause, facts, excess, stacks)
         else:
             pause.add_alike(excess - marked, alike * (excess - marked) // excess)
