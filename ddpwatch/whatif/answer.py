@@ -96,11 +96,14 @@ class WhatIfAnswer(Figures, frozen=True):
 
     Attributes:
         steps: How many full steps it rests on; ``left_out`` are older ones.
+        since_step: From which on steps are longer or shorter (see `Recorded`); ``before`` of the steps are older.
         scenarios: The surest to help first, then the bound.
     """
 
     steps: int
     left_out: int
+    since_step: int | None
+    before: int
     replayed: ReplayedSetting
     scenarios: Sequence[Prediction]
     refused: Sequence[Refused]
@@ -331,6 +334,8 @@ class WhatIf:
         return WhatIfAnswer(
             steps=len(self.recorded.steps),
             left_out=self.recorded.left_out,
+            since_step=self.recorded.since_step,
+            before=self.recorded.before,
             replayed=ReplayedSetting(
                 step_ms=self.replayed.mean / NS_PER_MS,
                 measured_ms=measured / NS_PER_MS,

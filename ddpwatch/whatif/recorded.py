@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import NamedTuple, cast
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
+from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.kept_steps import StepLimit
 from ddpwatch.analysis.means import STARTING_STEPS
 from ddpwatch.analysis.run import Run
@@ -23,6 +24,7 @@ from ddpwatch.whatif.assignment import Parameter
 from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, OWN_COLLECTIVES, Hello, Layout, Message, Step
 
 FEWEST_STEPS = 5
+ANOTHER_LEVEL = 0.1  # of the step: from here on, steps before an incident show another run than those since
 FULL = StepLimit(512, 4096, FEWEST_STEPS + 3)  # full steps, the newest: what bounds memory; more change no answer
 
 RECORD_MORE = "record more steps in full: --detail high"
@@ -64,7 +66,7 @@ class Recorded:
 
     Attributes:
         steps: Its newest full steps, oldest first; per step the ranks in ascending order.
-        left_out: How many older full steps there are: they would take too much memory.
+        left_out: How many older full steps there are: they would take too much memory, or are of another level.
         ranks: Their numbers.
         backend, torch, flags: What the lowest rank said about itself; the backend that its device has.
         gpu: Whether GPUs stamp.
@@ -76,6 +78,8 @@ class Recorded:
         comm_hook: DDP's name of the job's comm hook; empty without one.
         micro_steps: Backwards per step.
         measured_ns: The mean step.
+        since_step: From which step on, in the verdict's incident, steps are longer or shorter; None if none is.
+        before: How many of the steps are older: of newer ones there are too few.
     """
 
     steps: list[list[RankStep]]
@@ -93,6 +97,8 @@ class Recorded:
     comm_hook: str
     micro_steps: int
     measured_ns: float
+    since_step: int | None = None
+    before: int = 0
 
     @property
     def durations(self) -> list[float]:
@@ -158,15 +164,20 @@ class RecordedBuilder:
             self._groups |= set(step.comm_group or [DEFAULT_GROUP])
         self._sharded = self._sharded or any(op != ALL_REDUCE for op in step.comm_op)
 
-    def build(self) -> Recorded:
+    def build(self, incident_since: int | None = None) -> Recorded:
         """Returns what the messages so far show.
+
+        Args:
+            incident_since: The step since which the verdict's incident lasts; None without one.
 
         Raises:
             UsageError: They do not carry any prediction.
         """
         self._check_job()
         hello, layout = self._hellos[min(self._hellos)], next(iter(self._layouts.values()))
-        steps = self._comparable_steps(layout)
+        older, steps = _levels(self._comparable_steps(layout), incident_since)
+        mixed = len(steps) < FEWEST_STEPS
+        steps = [*older, *steps] if mixed else steps
         why_not = _why_no_parameters(layout, steps)
         units, buckets, ids = _units(layout, steps, self._first_order, _is_rebuilt(hello), not why_not)
         rows = [
@@ -175,7 +186,7 @@ class RecordedBuilder:
         ]
         return Recorded(
             steps=rows,
-            left_out=self._left_out,
+            left_out=self._left_out + (0 if mixed else len(older)),
             ranks=sorted(self._hellos),
             backend=hello.backend,
             torch=hello.torch,
@@ -189,6 +200,8 @@ class RecordedBuilder:
             comm_hook=layout.comm_hook,
             micro_steps=max(step.micro_steps for across in steps for step in across.ranks.values()),
             measured_ns=fmean(row.end - row.start for step in rows for row in step),
+            since_step=incident_since if older else None,
+            before=len(older) if mixed else 0,
         )
 
     def _check_job(self) -> None:
@@ -254,14 +267,31 @@ def recorded_of(messages: Iterable[Message]) -> Recorded:
     Raises:
         UsageError: They do not carry any prediction.
     """
-    run, builder = Run(diagnosed=False), RecordedBuilder()
+    run, builder = Run(), RecordedBuilder()
     for message in messages:
         for across in run.apply_message(message):
             builder.add_step(across)
         builder.apply_message(message)
     for across in run.rest():
         builder.add_step(across)
-    return builder.build()
+    return builder.build(since_of(run.diagnosis.incidents()))
+
+
+def since_of(incidents: Iterable[Incident]) -> int | None:
+    """Returns since which step the verdict's incident lasts: the worst that is not over. None without one."""
+    return next((one.since_step for one in incidents if one.open), None)
+
+
+def _levels(steps: list[StepAcrossRanks], since: int | None) -> tuple[list[StepAcrossRanks], list[StepAcrossRanks]]:
+    """Returns the steps before an incident and those since; all as the latter if they take as long."""
+    older = [across for across in steps if since is not None and across.step < since]
+    newer = steps[len(older) :]
+    alike = not older or not newer or abs(_mean_ns(newer) / _mean_ns(older) - 1) < ANOTHER_LEVEL
+    return ([], steps) if alike else (older, newer)
+
+
+def _mean_ns(steps: Iterable[StepAcrossRanks]) -> float:
+    return fmean(step.duration_ns for across in steps for step in across.ranks.values())
 
 
 def _without_own(across: StepAcrossRanks) -> StepAcrossRanks:

@@ -14,7 +14,22 @@ _OF_CODE = {"cap": "bucket cap", "hook": "comm hook", "option": "option of DDP"}
 
 
 def sentences(answer: WhatIfAnswer) -> list[str]:
-    """Returns what would gain most, whether a change of code would, and what none exceeds; none contradicts a row."""
+    """Returns what would gain most, whether a change of code would, and what none exceeds; none contradicts a row.
+
+    If steps have changed their level, that comes first.
+    """
+    return [*_level(answer), *_gained(answer)]
+
+
+def _level(answer: WhatIfAnswer) -> Iterator[str]:
+    """Yields since when steps take another time, if they do, and whether these are of both levels."""
+    if answer.since_step is not None:
+        older = f"{answer.before} of these {answer.steps} are older, and figures mix both: record more (--detail high)"
+        used = older if answer.before else "these alone count"
+        yield f"steps take another time since step {answer.since_step}, when the verdict's incident began; {used}"
+
+
+def _gained(answer: WhatIfAnswer) -> list[str]:
     fault, code = surest(answer.scenarios, ["fault"]), best(answer.scenarios)
     if code is not None:
         first = [fault] if fault is not None and fault.gain_low_ms > code.gain_low_ms else []

@@ -21,7 +21,7 @@ from ddpwatch.whatif.answer import Prediction, WhatIf
 from ddpwatch.whatif.assignment import MIB, limits_of
 from ddpwatch.whatif.cost import Guess
 from ddpwatch.whatif.model import LIKELY_RANK_ONE, fit, noise, segment_bounds
-from ddpwatch.whatif.recorded import FULL, Recorded, RecordedBuilder
+from ddpwatch.whatif.recorded import FEWEST_STEPS, FULL, Recorded, RecordedBuilder
 from ddpwatch.whatif.replay import Replay
 from ddpwatch.whatif.scenarios import Change, plan, recorded_limits
 from ddpwatch.whatif.schedule import Speeds
@@ -122,6 +122,39 @@ def test_ranks_of_two_hosts_are_put_onto_one_time_line() -> None:
 def test_without_a_common_time_line_there_is_no_answer() -> None:
     with pytest.raises(UsageError, match="different clocks"):
         with_several_clocks(JOB, {}, lambda across: None)
+
+
+@pytest.mark.parametrize(("slowed", "late_ms", "expected"), [(20, 80.0, True), (3, 80.0, True), (20, 0.0, False)])
+def test_steps_before_an_incident_changed_their_length_do_not_count(
+    slowed: int, late_ms: float, expected: bool
+) -> None:
+    """The mean of both levels is that of no step: a rank late by 80 ms in half of them gained the half."""
+    healthy = JOB.but(ranks=4)
+    slow = healthy.but(late_ms=(0.0, 0.0, late_ms, 0.0))
+    whole, late = RecordedBuilder(), list(slow.played())[-slowed:]
+    for message in healthy.messages():
+        if not isinstance(message, Step):
+            whole.apply_message(message)
+    played = list(healthy.played())
+    for number, ranks in enumerate([*played, *late]):
+        across = StepAcrossRanks(number)
+        for step in ranks:
+            across.add_step(replace_in(step, step=number))
+        whole.add_step(across)
+    mixed, found = whole.build(), whole.build(len(played))
+    (gain,) = WhatIf(found).ask([Change(without_lateness_of=2)])
+    text = " ".join(sentences(WhatIf(found).answer([gain])))
+    begin = f"steps take another time since step {len(played)}, when the verdict's incident began; "
+    if not expected:
+        assert found == mixed
+        assert "another time" not in text
+    elif slowed < FEWEST_STEPS:
+        assert (found.steps, found.before) == (mixed.steps, len(mixed.steps) - slowed)
+        assert f"{begin}{found.before} of these {len(found.steps)} are older, and figures mix both" in text
+    else:
+        assert (len(found.steps), found.left_out, found.before) == (slowed, len(mixed.steps) - slowed, 0)
+        assert gain.gain_ms == pytest.approx(slow.step_ms - healthy.step_ms, rel=0.1)
+        assert f"{begin}these alone count" in text
 
 
 def test_halves_are_not_cast_to_halves() -> None:

@@ -33,14 +33,16 @@ class Observed(NamedTuple):
         hellos: Of all ranks.
         layouts: As if the lowest rank had sent them, oldest first.
         steps: The newest full steps of all ranks, and the newest step, oldest first.
+        incident_since: The step since which the verdict's incident lasts; None without one.
     """
 
     hellos: Sequence[Hello]
     layouts: Sequence[Layout]
     steps: Sequence[StepAcrossRanks]
+    incident_since: int | None
 
 
-def observed_in(state: RunState, steps: Iterable[StepAcrossRanks]) -> Observed:
+def observed_in(state: RunState, steps: Iterable[StepAcrossRanks], incident_since: int | None = None) -> Observed:
     """Copies from the steps (oldest first) as many as one request may have."""
     hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
     lowest = min((hello.rank for hello in hellos), default=0)
@@ -52,7 +54,10 @@ def observed_in(state: RunState, steps: Iterable[StepAcrossRanks]) -> Observed:
         chosen = []
     layouts = sorted(state.layouts.values(), key=lambda layout: layout.epoch)
     return Observed(
-        hellos, [replace(layout, rank=lowest) for layout in layouts], [across.detached() for across in chosen]
+        hellos,
+        [replace(layout, rank=lowest) for layout in layouts],
+        [across.detached() for across in chosen],
+        incident_since,
     )
 
 
@@ -138,7 +143,7 @@ class Predictor:
         for across in observed.steps:
             across.unpack()
             builder.add_step(across)
-        asked = WhatIf(builder.build())
+        asked = WhatIf(builder.build(observed.incident_since))
         asked.note_what_is_missing()
         found: list[Prediction] = []
         for change in asked.default_changes():

@@ -8,6 +8,7 @@ from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.views.base import RunView
+from ddpwatch.whatif.recorded import since_of
 
 
 class WhatIfView(RunView):
@@ -15,8 +16,9 @@ class WhatIfView(RunView):
 
     NAME = "What if"
     DEFINITIONS = """\
-  measured  the mean of the full steps that are kept, also of those
-            before an incident; the header's step is of all steps
+  measured  the mean of the full steps that are kept, only of those
+            since an incident changed their length if they are 5;
+            the header's step is of all steps
   gain      measured, less predicted; the verdict's is of the steps
             that the incident struck, and of a slow rank what others
             wait for it until the next rank launches
@@ -76,7 +78,8 @@ class WhatIfView(RunView):
         at_rest = self.session.paused or self.session.overview.link.link is Link.ENDED
         if at_rest or self._asked_step < 0 or self.predictor.rested:
             self._asked_step = steps[-1].step
-            self.predictor.request(observed_in(self.session.state, steps))
+            since = since_of(self.session.overview.diagnosed.incidents)
+            self.predictor.request(observed_in(self.session.state, steps, since))
 
     def scroll_ranks(self, by: int) -> None:
         """Selects another change."""
