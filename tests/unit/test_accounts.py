@@ -95,6 +95,20 @@ def test_light_steps_say_the_same():
     assert accounts["transfer"] == 20 * (20 + 10) * MS
 
 
+def test_light_steps_know_when_the_wire_is_busy() -> None:
+    """Rank 1 launches its last bucket 20 ms late, while the first one's data still travels, until 2 ms before the end.
+    Full steps show that nobody waits for rank 1, and how long transfers take."""
+    steps = [one for ranks in synchronous([(0, 20)] * 60) for one in ranks]
+    for one in steps:
+        one.comm_done = [108 * MS, one.comm_done[1]]
+        if one.step >= 20:
+            one.status, one.comm_done, one.hook_param, one.hook_ns = "shadow", [None, None], [], []
+    lost = state_of([hello(0), hello(1), *steps]).diagnosis.lost()
+    accounts = Counter({account.name: account.ns for account in lost.accounts})
+    assert accounts["waiting"] + accounts["jitter"] == 0
+    assert accounts["transfer"] == 60 * (30 + 10) * MS
+
+
 PARTS = ("steps", "pauses", "hangs", "startup", "other")
 
 

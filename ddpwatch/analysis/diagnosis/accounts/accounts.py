@@ -167,18 +167,26 @@ class Launched(NamedTuple):
         skews: In launch order; None for a bucket that cannot be compared.
         ordered: All others, by their last launch.
         lasts: When that was.
+        done: About when each was done, by what transfers usually take; None if that is not known of all.
     """
 
     skews: Sequence[BucketSkew | None]
     ordered: Sequence[BucketSkew]
     lasts: Sequence[int]
+    done: Sequence[int] | None
 
 
-def launched(keys: Iterable[BucketKey], buckets: Mapping[BucketKey, BucketSkew]) -> Launched:
-    """Looks up what was compared of a rank's buckets."""
+def launched(
+    keys: Sequence[BucketKey], buckets: Mapping[BucketKey, BucketSkew], transfers: Mapping[BucketKey, RollingMedian]
+) -> Launched:
+    """Looks up what was compared of a rank's buckets. ``transfers`` is how long each took of late."""
     skews = list(map(buckets.get, keys))
     ordered = sorted((skew for skew in skews if skew is not None), key=_last)
-    return Launched(skews, ordered, list(map(_last, ordered)))
+    done = None
+    if len(ordered) == len(skews) and all(key in transfers for key in keys):
+        took = [int(transfers[key].median) for key in keys]
+        done = [skew.last + ns for skew, ns in zip(skews, took, strict=True) if skew is not None]
+    return Launched(skews, ordered, list(map(_last, ordered)), done)
 
 
 def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Launched) -> ExposedSplit:
@@ -195,12 +203,15 @@ def split_exposed(facts: RankFacts, exposed: Intervals, buckets: Launched) -> Ex
         return ExposedSplit({}, 0, size)
     waits: dict[int, int] = {}
     unknown = 0
+    done = facts.done if measured else buckets.done
     for since, until in exposed:
         if measured and buckets.skews[_last_before(facts, until)] is None:
             unknown += until - since
             continue
         skew = (
-            _awaited(facts, buckets.skews, since, until) if measured else _awaited_in_sync(facts, buckets, since, until)
+            _awaited_in_sync(facts, buckets, since, until)
+            if done is None
+            else _awaited(facts, buckets.skews, done, since, until)
         )
         if skew is not None and skew.last > since:
             _add_ns(waits, NOBODY if (rank := skew.last_rank) is None else rank, min(skew.last, until) - since)
@@ -215,12 +226,13 @@ def _last_before(facts: RankFacts, until: int) -> int:
     return last
 
 
-def _awaited(facts: RankFacts, skews: Sequence[BucketSkew | None], since: int, until: int) -> BucketSkew | None:
+def _awaited(
+    facts: RankFacts, skews: Sequence[BucketSkew | None], done: Sequence[int | None], since: int, until: int
+) -> BucketSkew | None:
     """Returns the bucket whose last launch an exposed stretch had to wait for.
 
     None if the wire was busy all the time.
     """
-    done = facts.done
     for at in range(_last_before(facts, until), -1, -1):
         skew = skews[at]
         before = done[at - 1] if at else None
@@ -232,7 +244,7 @@ def _awaited(facts: RankFacts, skews: Sequence[BucketSkew | None], since: int, u
 
 
 def _awaited_in_sync(facts: RankFacts, buckets: Launched, since: int, until: int) -> BucketSkew | None:
-    """Does the same for a rank without completions: the backward only waited for its buckets in that stretch.
+    """Does the same where transfers are not known yet: the backward only waited for its buckets in that stretch.
 
     It did not wait for those that it launched itself only after that.
     """
@@ -301,6 +313,7 @@ class Ledger:
         self.gaps: dict[int, int] = {}
         self.estimator = Estimator()
         self._paused: Counter[AccountKey] = Counter()  # by what a rank would have done meanwhile
+        self._transfers: dict[BucketKey, RollingMedian] = {}  # from a bucket's last launch to its end, in full steps
         self._beyond: deque[float] = deque(maxlen=REFERENCES)  # see `_without_copies`
         self._ends: dict[int, int] = {}  # of each rank's newest step, absolute
         self._launched: dict[int, tuple[int, int]] = {}  # by rank: its newest step with a pause, and its last launch
@@ -449,7 +462,8 @@ class Ledger:
                 found.buffers_ns += travelled
             if exposed:
                 if (own := compared.get(id(facts.keys))) is None:
-                    own = compared[id(facts.keys)] = launched(facts.keys, buckets)
+                    own = compared[id(facts.keys)] = launched(facts.keys, buckets, self._transfers)
+                    self._add_transfers(facts, own.skews)
                 part = parts[rank] = split_exposed(facts, exposed, own)
                 transferred += part.transfer
                 unknown += part.unknown
@@ -492,6 +506,14 @@ class Ledger:
         self.watched_ns += found.total
         if not for_pause:
             self._refer(found, len(across))
+
+    def _add_transfers(self, facts: RankFacts, skews: Iterable[BucketSkew | None]) -> None:
+        for key, skew, done in zip(facts.keys, skews, facts.done, strict=True):
+            if skew is not None and done is not None:
+                known = self._transfers.get(key)
+                if known is None:
+                    known = self._transfers[key] = RollingMedian(REFERENCES)
+                known.add_value(max(0, done - skew.last))
 
     def _without_copies(self, transferred: int, unknown: int, ranks: int) -> tuple[int, int, int]:
         """Returns transfers without what full steps show that ranks wait beyond them, such as copies of results."""
