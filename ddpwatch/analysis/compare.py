@@ -407,7 +407,7 @@ def _describe(a: RunSeries, b: RunSeries, found: tuple[float, float, float], ver
 def _typical(a: RunSeries, b: RunSeries, of_means: tuple[float, float, float]) -> str:
     """Returns what the median step says, where that is something else, and which long steps make the difference."""
     of_medians = ratio_of_means(a.step, b.step, median)
-    if of_medians is None:
+    if of_medians is None or of_means[0] <= -1:  # steps of no length
         return ""
     verdict, apart = _verdict(*of_medians), abs((1 + of_medians[0]) / (1 + of_means[0]) - 1)
     if apart < TOO_WIDE and (verdict not in DIFFERENT or verdict == _verdict(*of_means)):
