@@ -14,10 +14,14 @@ HINT = "a step (120) or a time from the start (1:30, 90s)"
 
 @dataclass(frozen=True, slots=True)
 class SeekTarget:
-    """A step, or else so many seconds after the start of the recording."""
+    """A step, or else so many seconds after the start of the recording.
+
+    ``at_ns`` is when to look (receive time in ns since the Unix epoch) if the recording ends before that step.
+    """
 
     step: int | None = None
     seconds: float = 0.0
+    at_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ def locate(recording: Searchable, target: SeekTarget) -> Position:
     """
     if target.step is not None:
         found = recording.find_step(target.step)
+        if found is None and target.at_ns is not None:
+            return Position(target.at_ns)
         if found is None:
             raise UsageError(f"the recording ends before step {target.step}", f"give {HINT}")
         return found

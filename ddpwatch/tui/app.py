@@ -137,7 +137,7 @@ class DashboardApp(App[int]):
         self.view = view
         self.query_one(ContentSwitcher).current = view.id
         self.query_one(BottomBar).show_tab(view)
-        view.focus()
+        self.screen_stack[0].set_focus(view)  # at once, not after the keys that are on their way
         view.invalidate()
         if view.size.height:
             view.repaint()
@@ -258,17 +258,18 @@ class DashboardApp(App[int]):
             )
         self.tick()
 
-    def show_step(self, number: int) -> None:
-        """Pauses at a step, in the Timeline."""
+    def show_step(self, number: int, at_ns: int | None = None) -> None:
+        """Pauses at a step, in the Timeline; at that moment of a recording that ends before it, in the Overview."""
         if not self.session.replay and number < min(self.session.state.steps, default=number):
             self.notify(f"step {number} is no longer in memory: a recording has it", timeout=4)
             return
-        newest = self.session.overview.newest_step
-        if newest is not None and number > newest and (self.session.over or not self.session.replay):
-            self.notify(f"step {number} did not end, so it has no timeline: this is step {newest}", timeout=6)
+        newest, whole = self.session.overview.newest_step, self.session.whole
+        if not self.session.replay and newest is not None and number > newest:
+            self.notify(f"step {number} did not end, so it has no timeline: this is step {newest}", timeout=4)
             number = newest
-        self._moved(self.navigation.go_to_step(number))
-        self.show_view(self.views.timeline)
+        self._moved(self.navigation.go_to_step(number, at_ns))
+        ends = whole is None or not whole.ready or number <= whole.newest_step
+        self.show_view(self.views.timeline if ends else self.views.overview)
 
     def action_go_to(self) -> None:
         """Asks for a step; in a replay also for a time."""

@@ -45,8 +45,8 @@ class Navigation:
         """Goes to a step; in a replay also to a time."""
         return self.go_to_step(target.step)
 
-    def go_to_step(self, number: int | None) -> bool:
-        """Goes to a step, or the nearest kept."""
+    def go_to_step(self, number: int | None, at_ns: int | None = None) -> bool:
+        """Goes to a step, or the nearest kept; in a recording that ends before that step, to a moment."""
         if number is None:
             return False
         self.pause(True)
@@ -115,15 +115,18 @@ class ReplayNavigation(Navigation):
         self.feed.go_to(target)
         return True
 
-    def go_to_step(self, number: int | None) -> bool:
-        """Goes to a step, whether or not it is kept."""
+    def go_to_step(self, number: int | None, at_ns: int | None = None) -> bool:
+        """Goes to a step, whether or not it is kept; if the recording ends before it, to that moment."""
         if number is not None and number not in self.session.state.steps:
-            self.feed.go_to(SeekTarget(step=number))
+            self.pause(True)
+            self.feed.go_to(SeekTarget(step=number, at_ns=at_ns))
+            return True
         return super().go_to_step(number)
 
     def finding(self, by: int) -> bool:
-        """Goes to the next, or previous, step of the recording that stands out."""
-        return self.go_to_step(self.session.next_place(by))
+        """Goes to the next, or previous, place of the recording that stands out."""
+        place = self.session.next_place(by, self.feed.position_ns)
+        return place is not None and self.go_to_step(*place)
 
     def seek(self, seconds: int) -> None:
         """Moves forwards or backwards in time."""

@@ -21,7 +21,7 @@ from ddpwatch.tui.models.overview import (
 )
 from ddpwatch.tui.models.steps import is_slow
 from ddpwatch.tui.models.verdict_facts import of_whole
-from ddpwatch.tui.models.whole import WholeRecording
+from ddpwatch.tui.models.whole import Place, WholeRecording
 from ddpwatch.viewer.state import RunState, StepAcrossRanks
 from ddpwatch.wire.messages import Step
 from ddpwatch.wire.transport import Frame
@@ -309,8 +309,18 @@ class ViewerSession:
         odd |= {incident.since_step for incident in self.overview.diagnosed.incidents}
         return slow | {step for step in odd if step is not None and step in steps}
 
-    def next_place(self, by: int) -> int | None:
-        """Returns the next (or previous) step of a recording that stands out, whether or not it is kept."""
+    def next_place(self, by: int, now_ns: int) -> Place | None:
+        """Returns the next (or previous) place of a recording that stands out, whether or not its step is kept.
+
+        ``now_ns`` is the position (receive time).
+        """
         here = self.step_shown.step if self.step_shown is not None else -1
         found = [] if self.whole is None else self.whole.places()
-        return next((step for step in found[::by] if (step > here if by > 0 else step < here)), None)
+        beyond = Place.is_after if by > 0 else Place.is_before
+        return next((place for place in found[::by] if beyond(place, here, now_ns)), None)
+
+    @property
+    def newest_shown_ns(self) -> int:
+        """The receive time up to which the views show the run; 0 where an older step was chosen than the newest."""
+        newest = step_to_show(self.state)
+        return 0 if self.paused and self._selected is not newest else self.state.now_ns

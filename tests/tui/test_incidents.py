@@ -130,6 +130,12 @@ def test_a_hang_is_now_while_its_step_has_not_ended(still, at_118, at_120):
     assert whens == [at_118, "now", at_120]
 
 
+@pytest.mark.parametrize(("now_ns", "when"), [(0, "later"), (5 * SECOND, "later"), (7 * SECOND, "now")])
+def test_a_hang_is_now_once_it_shows_also_where_not_all_ranks_have_sent_the_step_before(now_ns, when):
+    found = Diagnosed([replace(HANG, since_step=120, until_step=120, found_ns=6 * SECOND)], whole=True)
+    assert incident_rows(found, 118, state_of([layout()]).layouts, now_ns)[0].when == when
+
+
 def test_a_death_is_not_later_than_its_step():
     death = replace(HANG, kind="death", open=False)
     found = Diagnosed([death], whole=True)
@@ -168,9 +174,13 @@ def test_lost_time_in_one_line_and_as_a_bar():
     model = Overview(diagnosed=Diagnosed(lost=LOST))
     whole = "20.0 % lost: 12.0 % waiting for rank 5 (backward), 5.0 % exposed transfer, 3.0 % input"
     assert lost_text(LOST) == whole
-    assert lost_line(model.diagnosed, 100) == whole
+    assert lost_line(model, 100) == whole
     shorter = "20.0 % lost: 12.0 % waiting for rank 5 (backward), 5.0 % exposed transfer, 3.0 % more"
-    assert lost_line(model.diagnosed, 85) == shorter  # what does not fit is summed up
+    assert lost_line(model, 85) == shorter  # what does not fit is summed up
+    replayed = replace(model, diagnosed=replace(model.diagnosed, whole=True))
+    assert lost_line(replayed, 120) == f"in the whole recording: {whole}"  # and not up to the position, as the verdict
+    assert lost_line(replace(replayed, ended=True), 120) == whole
+    assert plain(paint_lost(replayed, 102, 8))[0] == " in the whole recording: 20.0 % of 8 ranks × 12 s lost"
     lines = plain(paint_lost(model, 102, 8))
     assert lines[0] == " 20.0 % of 8 ranks × 12 s lost so far"
     assert [lines[1].count(glyph) for glyph in "╲╱≈▓·"] == [12, 5, 3, 60, 20]

@@ -48,6 +48,7 @@ from tests.support.frames import (
     step,
     synchronous,
 )
+from tests.support.scenes import hang
 
 SECOND_NS = 10**9
 
@@ -409,8 +410,9 @@ class TestWholeRun:
 
     def test_the_places_worth_a_look(self):
         places = self.whole(enveloped(eventful(), every_ms=50)).places()
-        assert {60, 150, 180, 199} <= set(places)  # the late rank, the aborted step, the slow one, the death
-        assert places == sorted(places)
+        steps = [place.step for place in places]
+        assert {60, 150, 180, 199} <= set(steps)  # the late rank, the aborted step, the slow one, the death
+        assert steps == sorted(steps)
         assert len(places) < 8
 
     def test_it_ends_when_it_is_asked_to(self):
@@ -540,6 +542,33 @@ class TestKeys:
             assert re.search(r"● straggler +1 +backward b +60–119", text)  # at the position it lasts
             await pilot.press("g", *"130", "enter")
             await until(pilot, lambda: re.search(r"✓ straggler", screen_text(app)))
+
+    async def test_a_step_that_never_ended_is_gone_to_by_its_time(self):
+        """Also by Enter in the Log, and from within."""
+        clock = Clock()
+        spec = ReplaySpec("x", FrameList(hang(lasts_s=20, world=2)), 1.0, clock)
+        app = DashboardApp(spec, clock=clock, ticking=False)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda: app.session.whole.ready and app.session.state.frames)
+            found = next(one for one in app.session.whole.result.incidents if one.kind == "hang")
+            assert "in the whole recording: " in screen_text(app)
+            assert found.since_step == 120
+            for keys in (["n"], ["home", "7", "enter"], ["greater_than_sign", "N"]):
+                await pilot.press(*keys)
+                await until(pilot, lambda: "hang: rank" in screen_text(app) and app.session.paused)
+                at_s = app.feed.position_s
+                assert app.view is app.views.overview
+            await pilot.press("n")  # nothing comes after it
+            await until(pilot, lambda: app._notifications)
+            assert [str(note.message) for note in app._notifications] == ["none found"]
+            assert app.feed.position_s == at_s
+            app.action_view("7")
+            assert app.focused is app.view  # the next key is for this view
+            await pilot.pause()
+            app.tick()
+            assert "▶ ● hang" in screen_text(app)
+            assert "next: read the stacks of the ranks that hold up the others" in screen_text(app)
+            assert "press 7" not in screen_text(app)
 
     async def test_the_log_is_the_same_at_any_speed(self):
         """Findings are judged by recorded time: how often the screen is drawn changes nothing."""

@@ -277,6 +277,10 @@ def test_the_dashboard_has_a_view_for_what_if() -> None:
     text = next_step(Incident("exposed_comm", "warning", ""), places("a.mcap"))
     assert on_screen(text).startswith("key 8 (what-if) predicts what would help")
     assert on_screen("read the stacks of rank 1") == "press 7 (log): read the stacks of rank 1"
+    asks = "`ddpwatch explain` shows the stacks of rank 1"
+    assert {on_screen(text, in_log=True) for text in (asks, "read the stacks of rank 1")} == {
+        "read the stacks of rank 1"
+    }
 
 
 @pytest.mark.parametrize("account", LOST)

@@ -228,6 +228,7 @@ class Incident:
         period: Every how many steps it strikes, where that is regular.
         cost_ns: Rank-time lost to it: what all other ranks waited, or what all ranks spent.
         in_steps: Whether that is a part of steps; False of a hang whose step never ended, and of a death.
+        found_ns: When a hang or a death showed (receive time in ns since the Unix epoch); None of all else.
         stuck_ns: Rank-time of a hang's own ranks, which are in no step either.
         share: That, as a share of the rank-time of the run so far, with what is in no step.
         gain: By how much a step would be shorter without it, as a share of the mean step while it lasts.
@@ -258,6 +259,7 @@ class Incident:
     period: int | None = None
     cost_ns: int = 0
     in_steps: bool = True
+    found_ns: int | None = None
     stuck_ns: int = 0
     share: float | None = None
     gain: float | None = None

@@ -104,9 +104,14 @@ class ReplayFeed(ThreadFeed):
         self.pause(False)
 
     @property
+    def position_ns(self) -> int:
+        """The present position as a receive time (ns since the Unix epoch)."""
+        return max(min(self._playback.now_ns, self._end_ns), self._start_ns)
+
+    @property
     def position_s(self) -> float:
         """See the class."""
-        return max(min(self._playback.now_ns, self._end_ns) - self._start_ns, 0) / 1e9
+        return (self.position_ns - self._start_ns) / 1e9
 
     @property
     def length_s(self) -> float:

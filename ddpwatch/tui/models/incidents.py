@@ -92,16 +92,17 @@ class ListedIncident:
     when: str
 
 
-def incident_rows(found: Diagnosed, position: int | None, names: LayerNames) -> list[ListedIncident]:
+def incident_rows(found: Diagnosed, position: int | None, names: LayerNames, now_ns: int = 0) -> list[ListedIncident]:
     """Returns the rows of the list, worst first.
 
     Args:
         found: The incidents.
         position: The newest step known.
         names: Of parameters.
+        now_ns: The receive time of the newest frame; 0 if an older step is looked at.
     """
     return [
-        ListedIncident(incident, _layer(incident, names), _when(incident, position if found.whole else None))
+        ListedIncident(incident, _layer(incident, names), _when(incident, position if found.whole else None, now_ns))
         for incident in found.incidents
     ]
 
@@ -111,25 +112,33 @@ def _layer(incident: Incident, names: LayerNames) -> str:
     return "" if incident.param is None else names.layer(incident.param, rank)
 
 
-def _when(incident: Incident, position: int | None) -> str:
+def _when(incident: Incident, position: int | None, now_ns: int) -> str:
     """Returns whether it is ongoing; at a position in a recording, whether it was then."""
     if position is None or incident.since_step is None:
         return "now" if incident.open else "over"
     first, last = _positions(incident, incident.since_step)
-    if position < first:
+    if position < first and not _shows(incident, now_ns):
         return "later"
     return "now" if incident.open or position < last else "over"
 
 
-def covers(incident: Incident, position: int) -> bool:
+def covers(incident: Incident, position: int, now_ns: int = 0) -> bool:
     """Returns whether it had started, and was not over, when ``position`` was the newest step.
+
+    ``now_ns`` is the receive time of the newest frame then, 0 if it is not known.
 
     A death is never over.
     """
     if incident.since_step is None:
         return False
     first, last = _positions(incident, incident.since_step)
-    return first <= position and (position <= last or incident.open or incident.kind == "death")
+    has_started = first <= position or _shows(incident, now_ns)
+    return has_started and (position <= last or incident.open or incident.kind == "death")
+
+
+def _shows(incident: Incident, now_ns: int) -> bool:
+    """Returns whether a hang or a death had been found by then: ranks may stand still some steps apart."""
+    return incident.found_ns is not None and incident.found_ns <= now_ns
 
 
 def _positions(incident: Incident, since: int) -> tuple[int, int]:

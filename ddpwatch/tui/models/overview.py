@@ -122,6 +122,8 @@ class Overview:
         clock_error_ns: How far lateness may be off because hosts have clocks of their own; None on one clock.
         buffers: Whether ranks wait for DDP's buffers: that makes them late, and is no rank's own lateness.
         throughput: What the newest steps get done.
+        now_ns: The receive time of the newest frame.
+        in_log: Whether the Log shows it, with the incidents below.
     """
 
     link: LinkState = LinkState()
@@ -156,6 +158,8 @@ class Overview:
     clock_error_ns: int | None = None
     buffers: bool = False
     throughput: ThroughputFigures | None = None
+    now_ns: int = 0
+    in_log: bool = False
 
     @property
     def slowest(self) -> Incident | None:
@@ -214,6 +218,7 @@ class OverviewBuilder:
             world_size=state.world_size or len(state.ranks),
             parallelism=state.groups.parallelism(),
             newest_step=newest.step if newest else None,
+            now_ns=state.now_ns,
             summary=summary,
             cost=self._cost,
             verdict=verdict,

@@ -51,7 +51,7 @@ def of_whole(facts: VerdictFacts, found: Diagnosed, newest: int | None, state: R
     if facts.incident is not None and found.whole and newest is not None:
         key = facts.incident.kind, facts.incident.ranks
         same = (one for one in found.incidents if (one.kind, one.ranks) == key)
-        incident = next((one for one in same if covers(one, newest)), None)
+        incident = next((one for one in same if covers(one, newest, state.now_ns)), None)
     return replace(facts, incident=incident, lasts_ns=None if incident is None else _lasts_ns(incident, state))
 
 

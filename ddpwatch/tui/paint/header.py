@@ -315,7 +315,7 @@ def verdict_lines(model: Overview, width: int, most: int = MOST_VERDICT_ROWS) ->
 
 def next_lines(model: Overview, width: int) -> list[str]:
     """Returns what to do next, wrapped to the width."""
-    text = shorten_name(on_screen(model.verdict.next_step), 400)
+    text = shorten_name(on_screen(model.verdict.next_step, model.in_log), 400)
     clauses = text.split("; ") if text else []
     for count in range(len(clauses), 1, -1):
         lines = wrap(f"next: {'; '.join(clauses[:count])}", width - 4, MOST_NEXT_ROWS + 1)
@@ -329,7 +329,7 @@ def line_below(model: Overview, width: int) -> Row:
     if model.facts is not None:
         return fit(_facts(model, model.facts), width - 4)
     said = width >= WIDE or model.verdict.kind == "lost"
-    text = "" if said else lost_line(model.diagnosed, width - 4)
+    text = "" if said else lost_line(model, width - 4)
     return [(text, "dim")] if text else []
 
 
@@ -358,7 +358,7 @@ def _details(model: Overview) -> str:
     found = model.diagnosed
     ongoing = [] if model.ended else [one for one in found.incidents if one.open and one.counts]
     if found.whole:  # which may start later than the position
-        ongoing = [one for one in ongoing if covers(one, model.newest_step or 0)]
+        ongoing = [one for one in ongoing if covers(one, model.newest_step or 0, model.now_ns)]
     return f"7: {len(ongoing)} ongoing" if len(ongoing) > 1 else "7: details"
 
 

@@ -9,7 +9,7 @@ from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.analysis.diagnosis.words.evidence_sentences import evidence_sentences
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, message_text, steps_text
 from ddpwatch.analysis.diagnosis.words.lost_time import seconds_text, share_text
-from ddpwatch.analysis.diagnosis.words.next_steps import IN_LOG, on_screen
+from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.sentences import ordinal
 from ddpwatch.analysis.diagnosis.words.wording import stack_lines, without
 from ddpwatch.common.text import UNKNOWN, percent, spans
@@ -136,8 +136,8 @@ def _paint_details(canvas: Canvas, row: ListedIncident, y: int, unit: str, ended
         lines.append((f"{without(incident)}, {would} {share_text(incident.gain)} shorter", "text"))
     cause = shorten_name(incident.device and f"cause: {incident.device}", 400)
     lines += [(line, "warn") for line in wrap(cause, width - 2, 2)]
-    step = on_screen(incident.next_step)
-    then = shorten_name(step and f"next: {step.removeprefix(IN_LOG)}", 400)
+    step = on_screen(incident.next_step, in_log=True)
+    then = shorten_name(step and f"next: {step}", 400)
     lines += [(line, "strong") for line in wrap(then, width - 2, 3)]
     lines += [(_end_of(line, width - 2), "text") for line in stack_lines(incident.ranks, incident.evidence)]
     lines += [(line, "dim") for line in flow(_evidence(incident), width - 2, 4)]

@@ -14,7 +14,6 @@ from ddpwatch.analysis.diagnosis.words.lost_time import (
 )
 from ddpwatch.common.text import percent, run_size
 from ddpwatch.common.units import NS_PER_S
-from ddpwatch.tui.models.incidents import Diagnosed
 from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.glyphs import COMM, PHASES
@@ -46,17 +45,23 @@ def paint_lost(model: Overview, width: int, height: int) -> list[Row]:
     else:
         share = lost_share(lost, run_size(lost.ranks, lost.rank_ns / NS_PER_S)) or "nothing known"
         until = "" if model.diagnosed.whole else " so far"
-        _put_heading(canvas, first_fit([share + until, share], width - 2))
+        _put_heading(canvas, first_fit([_of_which(model) + share + until, share], width - 2))
         _paint_bar(canvas, lost, 1)
         _paint_accounts(canvas, lost, model.diagnosed.unit, 2)
     return canvas.rows()
 
 
-def lost_line(found: Diagnosed, width: int) -> str:
+def _of_which(model: Overview) -> str:
+    """Says of a replay that the figures are not those of the run up to its position, as the verdict is."""
+    return "in the whole recording: " if model.diagnosed.whole and not model.ended else ""
+
+
+def lost_line(model: Overview, width: int) -> str:
     """Returns the lost time as a sentence, with as many of the largest accounts as fit."""
+    found = model.diagnosed
     if found.progress is not None:
         return f"where the time went: diagnosing … {percent(found.progress)}"
-    texts = [lost_text(found.lost, most) for most in (3, 2, 1)]
+    texts = [_of_which(model) + text if (text := lost_text(found.lost, most)) else "" for most in (3, 2, 1)]
     return first_fit(texts, width)
 
 

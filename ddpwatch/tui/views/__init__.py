@@ -38,7 +38,7 @@ class Views:
         show_step: Shows a step in the Timeline.
     """
 
-    def __init__(self, session: ViewerSession, timeline_s: float, show_step: Callable[[int], None]) -> None:
+    def __init__(self, session: ViewerSession, timeline_s: float, show_step: Callable[[int, int | None], None]) -> None:
         self.overview = OverviewView(session)
         self.timeline = TimelineView(session, timeline_s)
         self.collectives = CollectivesView(session)

@@ -9,6 +9,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.tui.models.overview import Overview
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.header import paint_header
 from ddpwatch.tui.paint.page import HEADER_ROWS, paint_page, verdict_rows
@@ -53,6 +54,11 @@ class RunView(PaintedView, can_focus=True):
         return self.session.overview.link.stale
 
     @property
+    def overview(self) -> Overview:
+        """What header and verdict show."""
+        return self.session.overview
+
+    @property
     def shows_before_run(self) -> bool:
         """Whether there is something to show before the first frame of a run."""
         return False
@@ -79,14 +85,14 @@ class RunView(PaintedView, can_focus=True):
 
     @property
     def _above(self) -> int:
-        return HEADER_ROWS + verdict_rows(self.session.overview, *self.size)
+        return HEADER_ROWS + verdict_rows(self.overview, *self.size)
 
     def paint(self, width: int, height: int) -> list[Row]:
         """Paints header, verdict and body, from top to bottom; the header alone while a replay jumps."""
         if self.session.seeking and (height, width) == (len(self._rows), self._painted[0]):
-            header = paint_header(self.session.overview, width, HEADER_ROWS)
+            header = paint_header(self.overview, width, HEADER_ROWS)
             return header + self._rows[HEADER_ROWS:]
-        return paint_page(self.session.overview, width, height, self.body, self.shows_before_run)
+        return paint_page(self.overview, width, height, self.body, self.shows_before_run)
 
     def body(self, width: int, height: int) -> list[Row]:
         """Returns the rows below the verdict, as many as ``height``; that may be 0."""

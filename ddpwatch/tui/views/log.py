@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -11,6 +12,8 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, message_text
 from ddpwatch.tui.models.incidents import ListedIncident, incident_rows, struck
 from ddpwatch.tui.models.log import LogLine
+from ddpwatch.tui.models.overview import Overview
+from ddpwatch.tui.models.whole import Place
 from ddpwatch.tui.paint.canvas import Row
 from ddpwatch.tui.paint.incidents import list_height, paint_incidents
 from ddpwatch.tui.paint.log import paint_lines, paint_lists
@@ -32,7 +35,8 @@ class LogView(RunView):
   incidents worst first; ● ongoing, ✓ over, · comes later in a replay
   cost s    GPU-seconds lost (on CPUs process-seconds): what all other
             ranks waited, or all ranks spent; share: of all ranks' time
-  Enter     shows the step in the Timeline
+  Enter     shows the step in the Timeline; in a replay, one that never
+            ended at that moment, in the Overview
   y         copies the line"""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("m", "next_list", "next list"),
@@ -40,7 +44,7 @@ class LogView(RunView):
         Binding("y", "app.copy", "copy"),
     ]
 
-    def __init__(self, session: ViewerSession, show_step: Callable[[int], None]) -> None:
+    def __init__(self, session: ViewerSession, show_step: Callable[[int, int | None], None]) -> None:
         super().__init__(session)
         self.chosen: int | None = None
         self._show_step = show_step
@@ -52,6 +56,11 @@ class LogView(RunView):
 
     def position_changed(self) -> None:
         self.forget()
+
+    @property
+    def overview(self) -> Overview:
+        """See `RunView.overview`."""
+        return replace(self.session.overview, in_log=True)
 
     @property
     def shows_before_run(self) -> bool:
@@ -88,7 +97,7 @@ class LogView(RunView):
         position = session.overview.newest_step if shown is None else shown.step
         if shown is None and session.over:  # also steps that no rank has finished
             position = None
-        return incident_rows(session.overview.diagnosed, position, session.state.layouts)
+        return incident_rows(session.overview.diagnosed, position, session.state.layouts, session.newest_shown_ns)
 
     @property
     def current(self) -> Entry | None:
@@ -148,9 +157,11 @@ class LogView(RunView):
         """Shows the selected entry's step in the Timeline."""
         match self.current:
             case ListedIncident(incident=incident) if incident.since_step is not None:
-                self._show_step(self._step_of(incident, incident.since_step))
-            case LogLine(step=int(step)):
-                self._show_step(step)
+                whole = self.session.whole
+                place = None if whole is None else whole.place_of(incident)
+                self._show_step(*(place or Place(self._step_of(incident, incident.since_step))))
+            case LogLine(step=int(step), at_ns=at_ns):
+                self._show_step(step, at_ns)
 
     def _step_of(self, incident: Incident, since: int) -> int:
         """Returns its first step; of a live run the first that is kept and shows most, if there is one."""

@@ -225,6 +225,7 @@ class RankLiveness:
                     until_step=step,
                     steps=0 if step is None else 1,
                     in_steps=False,
+                    found_ns=first.bye_ns,
                 )
             ]
         others = [life.rank for life in dead[1:]]
@@ -244,6 +245,7 @@ class RankLiveness:
                 steps=0 if first.bye.step is None else 1,
                 cost_ns=self._waited_for(first),
                 in_steps=False,
+                found_ns=first.bye_ns,
                 open=bool(alive) and not self._over,
                 evidence=Evidence(
                     ends={life.rank: end_of(life.bye) for life in dead if life.bye is not None},
@@ -318,9 +320,10 @@ class RankLiveness:
         if hang is None:
             lives = (self._lives[rank] for rank in (*blamed.ranks, *blamed.waiting))
             still = {life.rank: life.stillness.since_ns for life in lives if life.bye is None}
-            hang = self._hangs[key] = _Hang(blamed, still, Incident("hang", "error", ""))
+            shown = Incident("hang", "error", "", found_ns=self._now_ns)
+            hang = self._hangs[key] = _Hang(blamed, still, shown)
         hang.blame = blamed
-        hang.shown = self._incident(blamed)
+        hang.shown = replace(self._incident(blamed), found_ns=hang.shown.found_ns)
 
     def _end(self, hang: _Hang) -> None:
         """Ends a hang. What it cost is known once the ranks have sent the step in which they waited."""

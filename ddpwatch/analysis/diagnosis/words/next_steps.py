@@ -35,8 +35,9 @@ ON_SCREEN = "key 8 (what-if)"
 _EXPLAIN = re.compile(r"`ddpwatch explain(?![^`]*--steps)[^`]*`")  # keys choose the number
 _PROFILE = re.compile(r"`ddpwatch explain[^`]*--how profiler[^`]*`")
 EXPLAIN_ON_SCREEN, PROFILE_ON_SCREEN = "key x", "key X"
-IN_LOG = "press 7 (log): "
-_LOGGED = ("read the stacks", "each of its incidents")
+_IN_LOG = "press 7 (log): "
+_READ, _ASK = "read the stacks", "`ddpwatch explain` shows the stacks"
+_LOGGED = (_READ, "each of its incidents")
 _HELPS = "what would help: other bucket sizes, comm hooks, links"
 _OF_COLLECTIVES: Final[Mapping[str, str]] = {  # by `Layout.kind`
     "group": "prefetch earlier (set_modules_to_forward_prefetch), or shard larger blocks: see the timeline",
@@ -378,7 +379,7 @@ def _hang(incident: Incident, places: JobPlaces) -> str:
         return "look why ranks make different calls: one has fewer batches (drop_last=True evens them), or skips one"
     whose = "of the ranks that hold up the others" if evidence.stacks or evidence.call_sites else "of all ranks"
     can_ask = incident.open and places.are_there(incident.ranks)
-    return f"`ddpwatch explain` shows the stacks {whose}" if can_ask else f"read the stacks {whose}"
+    return f"{_ASK if can_ask else _READ} {whose}"
 
 
 def _ended_by_others(end: End) -> bool:
@@ -469,8 +470,13 @@ def next_step_for(lost: LostTime, places: JobPlaces) -> str:
     return _BY_ACCOUNT.get(worst) or _exposed_by(places, is_much=lost.much)
 
 
-def on_screen(text: str) -> str:
-    """Returns a next step for the dashboard, which has keys for commands, and a view of incidents with their stacks."""
+def on_screen(text: str, in_log: bool = False) -> str:
+    """Returns a next step for the dashboard, which has keys for commands, and a view of incidents with their stacks.
+
+    ``in_log`` is for that view itself.
+    """
+    if in_log:
+        text = text.replace(_ASK, _READ)
     text = _PROFILE.sub(PROFILE_ON_SCREEN, _WHAT_IF.sub(ON_SCREEN, text))
     text = _EXPLAIN.sub(EXPLAIN_ON_SCREEN, text)
-    return IN_LOG + text if text.startswith(_LOGGED) else text
+    return _IN_LOG + text if text.startswith(_LOGGED) and not in_log else text
