@@ -139,6 +139,8 @@ def explanation_table(found: Explanation) -> Table:
         row = [_SAMPLED.get(line.phase, line.phase) or UNKNOWN, beside, line.place, number(line.ms)]
         if found.peer is not None:
             more = plus_minus(number(line.difference_ms), number(line.reach_ms))
+            if line.stalls:
+                more = f"{number(line.stall_ms)} in {line.stalls} steps"
             row += [number(line.peer_ms), more, "yes" if line.certain else "no"]
         rows.append(row)
     columns = [] if found.peer is None else [f"rank {found.peer}", "more", "sure"]

@@ -29,7 +29,7 @@ from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import OUTSIDE, Bye, SampledLine, StackSamples
 from tests.support.frames import enveloped, run, step
 from tests.support.runs import record, run_of
-from tests.support.sampled import FEED, LOSS, MS, a_pair, noisy, samples_of
+from tests.support.sampled import FEED, LOSS, MS, WAIT, a_pair, noisy, samples_of
 from tests.unit.test_pauses import stalled
 
 END = 1_800_000_000_000_000_000
@@ -150,6 +150,35 @@ def test_what_is_sampled_in_a_single_step_is_chance(steps: int) -> None:
         assert found is not None
         assert found.lines[0].difference_ms == pytest.approx(44 / steps)
         assert not found.lines[0].certain
+
+
+def test_stretches_that_are_alike_by_chance_hide_no_noise() -> None:
+    """Steps vary, but the first twenty stretches of two do not."""
+    rows = [(LOSS, noisy(22, 1, 40)), (FEED, [44.0, 0.0] * 20)]
+    found = explain([samples_of(3, rows), samples_of(0, [rows[0], (FEED, [12.0] * 40)])])
+    assert found is not None
+    assert found.lines[0].difference_ms == pytest.approx(10)
+    assert not any(line.certain for line in found.lines)
+
+
+@pytest.mark.parametrize(
+    ("stalls", "elsewhere", "is_sure"),
+    [((7, 27, 47), 0.0, True), ((7, 27), 0.0, True), ((7,), 0.0, False), ((7, 27, 47), 20.0, False)],
+)
+def test_what_a_rank_does_in_its_stalls_is_named(stalls: tuple[int, ...], elsewhere: float, is_sure: bool) -> None:
+    """Its mean is uncertain. A line that takes much of all other steps, too, may be there by chance."""
+    saves = [400.0 if step in stalls else elsewhere for step in range(50)]
+    own = samples_of(3, [(LOSS, noisy(22, 1, 50)), (FEED, saves)])
+    peer = samples_of(0, [(LOSS, noisy(22, 2, 50)), (FEED, [elsewhere] * 50), (WAIT, saves)])
+    found = explain([own, peer])
+    assert found is not None
+    assert found.lines[0].certain == is_sure
+    if is_sure:
+        assert found.text.startswith(
+            f"rank 3 spends 400.0 ms more in read() (data.py:31), before the forward, in {len(stalls)} st"
+        )
+        assert found.next_step == "look at what read() (data.py:31) does on rank 3, and not on rank 0"
+        assert f"400.0 in {len(stalls)} steps" in render_explanation(found)
 
 
 def test_what_is_hardly_longer_is_not_worth_a_word() -> None:

@@ -17,9 +17,11 @@ from ddpwatch.analysis.explain.lines import (
     input_ratio,
     line_difference,
     sampled_rank,
+    stalls_of,
     step_ms_of,
     whole_steps,
     with_calls,
+    with_stalls,
 )
 from ddpwatch.analysis.explain.sentences import STACKS, cut_short, sentences
 from ddpwatch.wire.messages import StackSamples
@@ -96,6 +98,10 @@ def explain(samples: Iterable[StackSamples]) -> Explanation | None:
     keys = {*here, *there}
     compared = peer_step_ms if len(slots) >= FEWEST_STEPS else None
     lines = [line_difference(key, here.get(key), there.get(key), slots, compared, len(keys)) for key in keys]
+    if compared is not None:
+        apart_ns = (own.end_ns - own.start_ns) / max(own.count, 1)
+        stalls = stalls_of(here, there, slots, apart_ns)
+        lines = [with_stalls(line, here, there, slots, stalls, len(keys)) for line in lines]
     if own.profiler:
         lines = [with_calls(line, own, here, peer, there) for line in lines]
     lines.sort(key=_more_ms, reverse=True)

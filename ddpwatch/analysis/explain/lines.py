@@ -2,8 +2,10 @@
 
 Each function of the user's code gets the time of its samples in each step, by phase, in all modules together: in a
 model of many layers, none of them may differ by more than chance alone. In a profile, each operator has its own. Two
-ranks are compared step by step. A difference counts if it is beyond chance (Student's t on the means of stretches of
-steps, as neighbours are alike; the confidence holds for all lines together), and worth a word.
+ranks are compared step by step. A difference counts if it is beyond chance (Student's t on steps, and on the means of
+stretches of steps, as neighbours may be alike; the widest interval counts, and the confidence holds for all lines
+together), and worth a word. Of a rank that is late in some steps only, means say little: there, a line counts that most
+of the time goes to in these steps, more often than its share of the others makes likely.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-from math import sqrt
-from statistics import fmean, stdev
+from math import comb, sqrt
+from statistics import fmean, median, stdev
 from typing import NamedTuple, TypeVar
 
 from msgspec import structs
@@ -26,7 +28,9 @@ from ddpwatch.wire.messages import GPU, StackSamples
 CONFIDENCE = 0.99  # that no line differs by chance alone
 WORTH = 0.02  # of the peer's step
 FEWEST_STEPS = 5
-STRETCHES = 20  # of steps, at most
+SAMPLES_OFF = 3  # with up to 1.5 before each, at most so much of two steps is the next one's, or that before's
+FEWEST_STALLS = 2  # to say what a rank does in them
+STRETCHES = (20, 10)  # of steps, at most
 _Of = TypeVar("_Of")
 
 
@@ -37,7 +41,7 @@ class LineDifference(Figures, frozen=True):
 
     Times are ms a step, of the explained rank and its peer. ``reach_ms`` is half the width of the difference's
     interval, ``certain`` whether it is beyond chance, and worth a word. ``inner`` is what it mostly calls there.
-    ``calls`` are those of an operator in a step.
+    ``calls`` are those of an operator in a step. ``stalls`` are the steps that alone show it, each by ``stall_ms``.
     """
 
     phase: str
@@ -53,6 +57,8 @@ class LineDifference(Figures, frozen=True):
     certain: bool
     calls: float | None = None
     peer_calls: float | None = None
+    stalls: int | None = None
+    stall_ms: float | None = None
 
     @property
     def place(self) -> str:
@@ -188,6 +194,50 @@ def line_difference(
     )
 
 
+def stalls_of(
+    here: Mapping[Key, Function], there: Mapping[Key, Function], slots: Sequence[int], sample_ns: float
+) -> dict[int, int]:
+    """Returns by how much (ns) a rank takes longer than its peer, where that is more than the peer's usual step.
+
+    Waits for buckets do not count: in them, one rank waits for the other. Nor do differences that come from when the
+    samples were taken, ``sample_ns`` apart.
+    """
+    own, peer = (
+        [sum(function.by_slot[slot] for key, function in functions.items() if key.phase != "sync") for slot in slots]
+        for functions in (here, there)
+    )
+    least = median(peer) + SAMPLES_OFF * sample_ns if peer else 0.0
+    return {slot: a - b for slot, a, b in zip(slots, own, peer, strict=True) if a - b > least}
+
+
+def with_stalls(
+    line: LineDifference,
+    here: Mapping[Key, Function],
+    there: Mapping[Key, Function],
+    slots: Sequence[int],
+    stalls: Mapping[int, int],
+    lines: int,
+) -> LineDifference:
+    """Returns a line as certain if it takes most of several stalls, and that is not by chance.
+
+    By chance, a stall is in a line as often as the line's share of all other time says.
+    """
+    key = Key(line.phase, line.file, line.function)
+    own, peer = here.get(key, Function()).by_slot, there.get(key, Function()).by_slot
+    more = {slot: own[slot] - peer[slot] for slot, ns in stalls.items() if 2 * (own[slot] - peer[slot]) > ns}
+    if line.certain or len(more) < FEWEST_STALLS or (line.difference_ms or 0.0) <= 0:
+        return line
+    others = [slot for slot in slots if slot not in stalls]
+    all_ns = sum(function.by_slot[slot] for function in here.values() for slot in others)
+    share = max(sum(own[slot] for slot in others), all_ns / max(len(others), 1)) / max(all_ns, 1)  # a step's at least
+    chance = lines * comb(len(stalls), len(more)) * share ** len(more)
+    if chance > 1 - CONFIDENCE:
+        return line
+    return structs.replace(
+        line, certain=True, reach_ms=None, stalls=len(more), stall_ms=fmean(more.values()) / NS_PER_MS
+    )
+
+
 def _minus(these: Counter[_Of], those: Counter[_Of]) -> Counter[_Of]:
     found = Counter(these)
     found.subtract(those)
@@ -205,12 +255,19 @@ def _module(ns: Counter[str]) -> str:
 
 
 def _difference(differences: Sequence[float], lines: int) -> tuple[float, float]:
-    """Returns the mean, and half the width of its interval, of which there are so many at once."""
-    count = min(STRETCHES, len(differences))
+    """Returns the mean, and half the width of its interval, of which there are so many at once.
+
+    It is the widest: a few stretches may be alike by chance, and hide how much the steps vary.
+    """
+    counts = {min(count, len(differences)) for count in (len(differences), *STRETCHES)}
+    return fmean(differences), max(_reach(differences, count, lines) for count in counts)
+
+
+def _reach(differences: Sequence[float], count: int, lines: int) -> float:
+    """Returns half the width of the interval by that many stretches."""
     ends = [len(differences) * part // count for part in range(count + 1)]
     stretches = [fmean(differences[since:until]) for since, until in pairwise(ends)]  # none is left out
-    quantile = student(1 - (1 - CONFIDENCE) / lines, len(stretches) - 1)
-    return fmean(differences), quantile * stdev(stretches) / sqrt(len(stretches))
+    return student(1 - (1 - CONFIDENCE) / lines, count - 1) * stdev(stretches) / sqrt(count)
 
 
 def _inputs(samples: StackSamples, slots: Sequence[int]) -> list[int]:

@@ -217,6 +217,9 @@ def _more(line: LineDifference, unit: str = "ms more a step") -> str:
     if _calls_more(line):
         return f"{number(line.difference_ms)} {unit} in {_calls(line)}"
     place = line.place if line.function == OUTSIDE else f"in {line.place}"
+    if line.stalls:
+        said = ", ".join(filter(None, (f"{number(line.stall_ms)} ms more {place}", where(line))))
+        return f"{said}, in {line.stalls} steps"
     said = ", ".join(filter(None, (f"{number(line.difference_ms)} {unit} {place}", where(line))))
     if line.inner.endswith(f" in {_ENGINE}"):
         return f"{said}: in torch's operators"
