@@ -120,7 +120,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
          "on node-a, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"),
         (Incident("slow_device", "info", "", evidence=starved("cpu_pressure")), "`ps -eo pid,pcpu,comm --sort=-pcpu`"),
         (Incident("slow_device", "info", "", evidence=starved(busy=[BusyProcess(9, "make", 97.4), RANK_1])),
-         "on node-a, besides the ranks, most CPU time goes to make (pid 9) 97 % of a core: stop"),
+         "on node-a, stop what is not the job's, or start fewer threads and workers: besides the ranks, most CPU time "
+         "goes to make (pid 9) 97 % of a core"),
         (Incident("slow_device", "info", "", since_step=7, evidence=starved()),
          "threads and workers; else see what the job does otherwise from step 7 on"),
         (Incident("slow_device", "info", "", device="CPU starved", evidence=starved()), "ps -eo pid,pcpu,comm"),
@@ -128,7 +129,7 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
         (Incident("pause", "warning", "", (1,), period=50), "do it less often"),
         (Incident("straggler", "warning", "", (1,), evidence=starved(busy=[BusyProcess(1, "init", 2.0)])), "`ps -eo"),
         (Incident("straggler", "warning", "", (1,), evidence=starved(busy=[RANK_1, BusyProcess(9, "sshd", 2.0)])),
-         "to the job: rank 1 (pid 4712) 80 % of a core, sshd (pid 9) 2 % of a core: start fewer threads"),
+         "workers: most CPU time goes to the job: rank 1 (pid 4712) 80 % of a core, sshd (pid 9) 2 % of a core"),
         (Incident("imbalance", "info", "", evidence=starved() | Evidence(share_of_step=0.2)),
          "workers; else group samples"),
         (Incident("imbalance", "info", "", evidence=starved() | Evidence(share_of_step=0.5)),

@@ -281,13 +281,14 @@ def _device(incident: Incident, places: JobPlaces) -> str:
     busy = (device.busy if isinstance(device, DeviceFigures) else None) or []
     ranks = places.ranks_on(host)
     others = [one for one in busy if one.pid not in ranks]
+    # What to do comes first: on a narrow screen, the end is cut
     used, taken = (sum(one.cpu for one in some) for some in (busy, others))
     if used < BUSY:
         return f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: {_STOP}, or {_FEWER}"
     if taken < OTHERS * used:
-        return f"{at}most CPU time goes to the job: {processes_named(busy, ranks)}: {_FEWER}"
+        return f"{at}{_FEWER}: most CPU time goes to the job: {processes_named(busy, ranks)}"
     besides = "besides the ranks, " if len(others) < len(busy) else ""
-    return f"{at}{besides}most CPU time goes to {processes_named(others, ranks)}: {_STOP}, or {_FEWER}"
+    return f"{at}{_STOP}, or {_FEWER}: {besides}most CPU time goes to {processes_named(others, ranks)}"
 
 
 def _input(incident: Incident, places: JobPlaces) -> str:
