@@ -18,7 +18,9 @@ def scenario(cap_mib: float, gain_ms: float) -> Prediction:
 
 def answer(*scenarios: Prediction) -> WhatIfAnswer:
     replayed = ReplayedSetting(step_ms=100, measured_ms=100, measured_p90_ms=104, error=0, exposed_ms=0)
-    return WhatIfAnswer(steps=50, since_step=None, before=0, left_out=0, replayed=replayed, scenarios=scenarios, refused=())
+    return WhatIfAnswer(
+        steps=50, since_step=None, before=0, left_out=0, replayed=replayed, scenarios=scenarios, refused=()
+    )
 
 
 def test_the_best_cap_is_that_which_gains_most() -> None:
