@@ -10,6 +10,7 @@ from ddpwatch.analysis.across_ranks import StepAcrossRanks
 from ddpwatch.analysis.diagnosis.accounts.accounts import StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCauses
 from ddpwatch.analysis.diagnosis.incident import Incident
+from ddpwatch.analysis.diagnosis.rules.level_shift import LevelShift
 from ddpwatch.analysis.diagnosis.rules.slow_device import SlowDevice, common_work
 from ddpwatch.analysis.diagnosis.standing import rejoined
 from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
@@ -159,3 +160,12 @@ def test_after_some_time_that_is_how_the_job_goes_on() -> None:
     assert [(one.since_step, one.open) for one in found] == [(200, False), (700, False)]
     assert all(one.evidence.stayed for one in found)
     assert all(one.message.startswith("all ranks were slower: a step took 4") for one in found)
+
+
+def test_a_level_starts_where_values_stay_high_and_not_with_a_single_one_before() -> None:
+    level = LevelShift(1.15)
+    for at in range(100):
+        long = at >= 60 or at in (53, 56)
+        if level.add_value(at, (130 if long else 100) + at % 3):
+            break
+    assert level.since == 60

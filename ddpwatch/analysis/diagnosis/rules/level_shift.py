@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from math import inf
 
 from ddpwatch.analysis.diagnosis.accounts.accounts import EXPOSED, StepSplit
 from ddpwatch.analysis.diagnosis.causes.devices import DeviceCause
@@ -79,8 +80,17 @@ class LevelShift:
         if level < limit or (self._factor and (not self.usual or self._before.share_from(level) > RARELY)):
             return False
         self._over = self.usual + OVER_SHARE * (limit - self.usual)
-        self.since = min(at for at, known, _ in islice(reversed(self._values), self._count) if known >= limit)
+        self.since = self._start(level)
         return True
+
+    def _start(self, level: float) -> int:
+        """Returns from which step on the newest values are most above what would be no longer high."""
+        above, most, start = 0.0, -inf, 0
+        for step, value, _ in islice(reversed(self._values), self._count):
+            above += min(value, level) - self._over  # one that is far above says no more than another
+            if above >= most:
+                most, start = above, step
+        return start
 
     @property
     def level(self) -> float:
