@@ -18,7 +18,7 @@ _WHERE = {  # by the phase before
     "": "before the first phase",
     "data": "between the wait for data and the forward",
     "between": "before the forward",
-    "forward": "between the forward and the backward (the loss)",
+    "forward": "between the forward and the backward (the loss; in a pipeline, sends and receives)",
     "backward": "between the backward and the optimizer's step (clipping, unscaling, a sharded optimizer's own work)",
     "optimizer": "after an optimizer's step (a sharded optimizer's own work, another optimizer, logging)",
 }

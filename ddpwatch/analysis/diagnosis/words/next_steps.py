@@ -66,6 +66,7 @@ _NO_SYNC = "within model.no_sync(), call both forward and backward of all batche
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
 _THREADS = "start torchrun with OMP_NUM_THREADS = cores / ranks, or call torch.set_num_threads"
 _DOES_MORE = "see what the job does otherwise from step {step} on (batch, lengths, layers), then look at its devices"
+_GAP_GROWS = "see what the loop averages, gathers or logs in the gap before the forward, from step {step} on"
 _TOGETHER = "let all ranks skip a batch together: all_reduce whether one has to, or run the backward of a loss times 0"
 _MEMORY = "`ps -eo pid,rss,comm --sort=-rss` shows who has the memory"
 _BY_CAUSE: Final = {  # a device's signal, and what to do about it on its host
@@ -356,7 +357,8 @@ def _pause(incident: Incident, places: JobPlaces) -> str:
 
 def _slower(incident: Incident, places: JobPlaces) -> str:
     """Returns what to do about the cause; where cores are short, but were before, also what else it may be."""
-    text, other = _device(incident, places), _DOES_MORE.format(step=incident.since_step)
+    grows = _GAP_GROWS if incident.phase == "between" else _DOES_MORE
+    text, other = _device(incident, places), grows.format(step=incident.since_step)
     return text if incident.device else f"{text}; else {other}" if text else other
 
 
