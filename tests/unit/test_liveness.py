@@ -13,8 +13,10 @@ from ddpwatch.analysis.diagnosis.hangs.liveness import RankLiveness
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.thresholds import KEEP_INCIDENTS
 from ddpwatch.analysis.diagnosis.words.next_steps import JobPlaces, next_step
+from ddpwatch.analysis.diagnosis.words.verdict import verdict
 from ddpwatch.analysis.diagnosis.words.wording import error_quoted, stack_lines
 from ddpwatch.analysis.groups import Groups
+from ddpwatch.analysis.window import Summary
 from ddpwatch.sampling.stillness import Stillness
 from ddpwatch.wire.messages import INTERRUPTED_LAUNCHER, NO_LONGER_WATCHED, Beat, Bye, Group, Stack
 from tests.support.frames import EPOCH_NS, beat, bye, hello, killed, step
@@ -476,11 +478,26 @@ def test_a_hang_that_somebody_ends_by_ctrl_c_is_one() -> None:
     run.go(9.0)
     for rank in (0, 1):
         run.leave(rank, bye(rank, **INTERRUPTED))
-    (death,) = [incident for incident in run.go(1.0) if incident.kind == "death"]
-    assert (death.severity, death.ranks) == ("error", (1,))
-    assert "rank 1 was stuck for " in death.message
+    for waited_s in (1.0, 10.0):  # also once all is known of the hang
+        hang = only(run.go(waited_s))
+        assert (hang.kind, hang.severity, hang.ranks, hang.open) == ("hang", "error", (1,), False)
+        assert hang.message.startswith("rank 1 was stuck for ")
+        assert hang.message.endswith("; rank 0 waited; then stopped by Ctrl-C (KeyboardInterrupt) at step 39")
+        assert set(hang.evidence.ends) == {0, 1}
+        found = verdict(Summary(), [hang], 2, bye(None, "exception"))
+        assert (found.kind, found.severity, found.text) == ("hang", "bad", hang.message)
+
+
+def test_a_rank_that_is_stopped_in_a_hang_alone_leaves_the_others() -> None:
+    run = Run()
+    run.put(0, "sync", in_flight=[0])
+    run.put(1, "between")
+    run.go(9.0)
+    leaves(run, 1, **INTERRUPTED)
+    assert only(run.go(1.0)).kind == "hang"  # the other one may be about to end
+    (death,) = [incident for incident in run.go(9.0) if incident.kind == "death"]
+    assert (death.open, death.ranks) == (True, (1,))
     assert " was stopped by Ctrl-C (KeyboardInterrupt) at step 39" in death.message
-    assert next_step(death, JobPlaces()).startswith("read the stacks")
 
 
 def test_the_victims_of_the_launcher_are_not_to_blame() -> None:

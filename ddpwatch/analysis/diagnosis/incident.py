@@ -153,7 +153,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         unwatched: True if the pauses were in bare steps.
         beyond_tail: Whether the pause is longer than pauses of the run usually are.
         denied: Whether the machine did not let the job run for most of it.
-        ends: How ranks ended; in ``hung`` the ranks that held up the others before.
+        ends: How ranks ended, also those of a hang that Ctrl-C ended; in ``hung`` the ranks that held up the others
+            before.
         steps: In how many steps nothing was reduced.
         share_of_step: What it takes of a step.
         bucket_place: Of the bucket that is exposed most: ``first``, ``middle``, ``last`` or ``only``.

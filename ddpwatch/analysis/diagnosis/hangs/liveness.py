@@ -6,8 +6,9 @@ The rules are in docs/diagnosis.md, "Hangs". What is found depends on the frames
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ddpwatch.analysis.diagnosis.hangs.blame import Blame, RankLife, blame, counts_of
 from ddpwatch.analysis.diagnosis.hangs.call_stack import CallStack, call_stack, grouped, told_apart
@@ -82,6 +83,20 @@ class _Hang:
         return replace(self.shown, cost_ns=cost_ns, stuck_ns=stuck_ns)
 
 
+class _HowEnded(NamedTuple):
+    """How ranks ended that did not finish.
+
+    Attributes:
+        dead: They, the first one first.
+        hung: The hang in which they did.
+        stopped: Whether somebody stopped the job by Ctrl-C.
+    """
+
+    dead: list[RankLife]
+    hung: _Hang | None
+    stopped: bool
+
+
 class RankLiveness:
     """Follows the ranks of a run.
 
@@ -94,7 +109,7 @@ class RankLiveness:
         self._lives: dict[int, RankLife] = {}
         self._hangs: dict[int, _Hang] = {}  # those that last, by the lowest rank of those that depend on each other
         self._settling: list[_Hang] = []
-        self._ended: list[tuple[int, int, Incident]] = []  # a heap: the cheapest first
+        self._ended: list[tuple[int, int, Incident, _Hang]] = []  # a heap: the cheapest first
         self._deadly: dict[int, _Hang] = {}  # by rank, the hang in which it died
         self._count = 0
         self._now_ns = self._due_ns = 0
@@ -184,15 +199,18 @@ class RankLiveness:
         """
         self._check(now_ns)
         hangs = [self._lasting(hang) for hang in self._hangs.values()]
-        hangs += [self._past(hang) for hang in self._settling]
-        hangs += [incident for _, _, incident in self._ended]
+        past = [(self._past(hang), hang) for hang in self._settling]
+        past += [(incident, hang) for _, _, incident, hang in self._ended]
+        end = self._find_end()
+        stopped = end.hung if end is not None and end.stopped else None
+        hangs += [_stopped_in(shown, end.dead) if end and hang is stopped else shown for shown, hang in past]
         return sorted(hangs, key=lambda incident: -incident.cost_ns)
 
     def deaths(self, now_ns: int) -> list[Incident]:
         """Returns one incident for all ranks that died, since the others follow from the first; none if none died.
 
-        Whoever stops a job by Ctrl-C ends no rank that went on. It is a death if they put up with a hang until then,
-        and if only one rank got the signal, and others wait for it.
+        Whoever stops a job by Ctrl-C ends no rank that went on, or had hung until then. It is a death if only one rank
+        got the signal, and others wait for it.
 
         A rank whose collective failed is a witness. It is named only where all others have ended, or go on.
 
@@ -200,34 +218,17 @@ class RankLiveness:
             now_ns: As for `hangs`.
         """
         self._check(now_ns)
-        dead = [life for life in self._lives.values() if life.bye is not None and life.bye.reason != "finished"]
-        if not dead:
+        end = self._find_end()
+        if end is None:
             return []
-        interrupts = [life.ended_ns for life in dead if life.bye is not None and is_by_ctrl_c(life.bye)]
-        stop_ns = min(interrupts, default=0)
-        dead.sort(key=lambda life: (is_by_launcher(life.bye), collective_failed(life.bye), life.ended_ns))
-        dead.sort(key=lambda life: life.ended_ns >= stop_ns - STILL_NS)  # nobody stopped those that ended before
+        dead, hung = end.dead, end.hung
         first = dead[0]
         assert first.bye is not None
+        if end.stopped:
+            return [] if hung is not None else [_stopped(first.bye, first.bye_ns)]
         alive = [life for life in self._lives.values() if life.bye is None]
-        hung = self._deadly.get(first.rank)
-        if not_by_itself := is_by_launcher(first.bye) or is_by_ctrl_c(first.bye):  # of them, any
-            hung = next(iter(self._deadly.values()), None)
+        not_by_itself = is_by_launcher(first.bye) or is_by_ctrl_c(first.bye)
         held_up = hung.blame.ranks if hung is not None and (not_by_itself or collective_failed(first.bye)) else ()
-        if hung is None and is_by_ctrl_c(first.bye) and not self._outlast(stop_ns + STILL_NS):
-            step = first.bye.step
-            return [
-                Incident(
-                    "stopped",
-                    "info",
-                    stopped_message(first.bye),
-                    since_step=step,
-                    until_step=step,
-                    steps=0 if step is None else 1,
-                    in_steps=False,
-                    found_ns=first.bye_ns,
-                )
-            ]
         others = [life.rank for life in dead[1:]]
         is_seen = hung is None and collective_failed(first.bye) and not self._over  # by a witness
         is_known = not is_seen or all(self._outlives(life, first) for life in alive)
@@ -253,6 +254,22 @@ class RankLiveness:
                 ),
             )
         ]
+
+    def _find_end(self) -> _HowEnded | None:
+        """Returns how ranks ended that did not finish; None if none did."""
+        dead = [life for life in self._lives.values() if life.bye is not None and life.bye.reason != "finished"]
+        if not dead:
+            return None
+        interrupts = [life.ended_ns for life in dead if life.bye is not None and is_by_ctrl_c(life.bye)]
+        stop_ns = min(interrupts, default=0)
+        dead.sort(key=lambda life: (is_by_launcher(life.bye), collective_failed(life.bye), life.ended_ns))
+        dead.sort(key=lambda life: life.ended_ns >= stop_ns - STILL_NS)  # nobody stopped those that ended before
+        first, hung = dead[0], self._deadly.get(dead[0].rank)
+        assert first.bye is not None
+        if is_by_launcher(first.bye) or is_by_ctrl_c(first.bye):  # of them, any
+            hung = next(iter(self._deadly.values()), None)
+        outlast = self._goes_on if hung is not None else self._outlast  # they waited before, too
+        return _HowEnded(dead, hung, is_by_ctrl_c(first.bye) and not outlast(stop_ns + STILL_NS))
 
     def _life(self, rank: int) -> RankLife:
         if rank not in self._lives:
@@ -341,7 +358,7 @@ class RankLiveness:
             self._settling.remove(hang)
             self._count += 1
             past = self._past(hang)
-            heapq.heappush(self._ended, (past.cost_ns, self._count, past))
+            heapq.heappush(self._ended, (past.cost_ns, self._count, past, hang))
             if len(self._ended) > KEEP_INCIDENTS:
                 heapq.heappop(self._ended)
 
@@ -446,6 +463,10 @@ class RankLiveness:
         late = [life for life in self._lives.values() if life.bye is not None and life.ended_ns > until_ns]
         if any(collective_failed(life.bye) or (life.phase == "sync" and not life.activity) for life in late):
             return True
+        return self._goes_on(until_ns)
+
+    def _goes_on(self, until_ns: int) -> bool:
+        """Returns whether there are ranks after that time."""
         return self._now_ns > until_ns and not self._over and any(life.bye is None for life in self._lives.values())
 
     def _outlives(self, life: RankLife, dead: RankLife) -> bool:
@@ -460,6 +481,20 @@ class RankLiveness:
             if life is not dead and life.stepped_ns <= dead.bye_ns + STILL_NS:
                 ns += max(0, until_ns - dead.bye_ns)
         return ns
+
+
+def _stopped(bye: Bye, found_ns: int) -> Incident:
+    """Returns that somebody stopped the job by Ctrl-C."""
+    step, text = bye.step, stopped_message(bye)
+    about = Incident("stopped", "info", text, since_step=step, until_step=step, steps=0 if step is None else 1)
+    return replace(about, in_steps=False, found_ns=found_ns)
+
+
+def _stopped_in(hang: Incident, dead: Sequence[RankLife]) -> Incident:
+    """Returns a hang that somebody ended by Ctrl-C."""
+    ends = {life.rank: end_of(life.bye) for life in dead if life.bye is not None}
+    how = f"{hang.message}; then {stopped_message(dead[0].bye)}" if dead[0].bye is not None else hang.message
+    return replace(hang, message=how, evidence=hang.evidence | Evidence(ends=ends))
 
 
 def _root(parent: Mapping[int, int], group: int) -> int:

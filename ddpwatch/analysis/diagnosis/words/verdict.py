@@ -81,8 +81,7 @@ def verdict(
         issued: Whether the watched groups have issued collectives, None if that is not known.
         lost: Where the time went; None if that is not known.
     """
-    fatal = [incident for incident in incidents if incident.kind == "death" or (incident.kind == "hang" and not end)]
-    fatal = [incident for incident in fatal if incident.open or incident.kind == "death"]
+    fatal = [incident for incident in incidents if incident.kind == "death" or _is_of_hang(incident, end)]
     if fatal:
         return of_incident(min(fatal, key=lambda incident: incident.kind != "death"))
     worst = _worst(incidents)
@@ -103,6 +102,11 @@ def verdict(
             found = _with_gaps(found, lost)
     stopped = any(incident.kind == "stopped" for incident in incidents)
     return _prefixed(found, finished_steps, end, stopped)
+
+
+def _is_of_hang(incident: Incident, end: Bye | None) -> bool:
+    """Returns whether an incident is a hang that lasts, or that somebody ended with the job."""
+    return incident.kind == "hang" and (bool(incident.evidence.ends) or (incident.open and end is None))
 
 
 def with_unseen(found: Verdict, unseen: Collection[int]) -> Verdict:
