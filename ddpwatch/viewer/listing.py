@@ -51,9 +51,10 @@ def row_of(info: RunInfo) -> LiveRow:
     finally:
         source.close()
     summary, diagnosis = summarise(state.window()), state.diagnosis
+    rate = None if state.stale(summary.step_ns).steps else summary.rate
     found = state.verdict(summary, diagnosis.incidents())
     verdict = VerdictFigures(found.kind, found.severity, found.with_others(), found.next_step)
-    return LiveRow(**about, verdict=verdict, steps_per_s=summary.rate, lost=lost_row(diagnosis.lost()).lost_share)
+    return LiveRow(**about, verdict=verdict, steps_per_s=rate, lost=lost_row(diagnosis.lost()).lost_share)
 
 
 def rows_here(_: Callable[[str], object]) -> list[LiveRow]:

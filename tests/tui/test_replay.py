@@ -366,7 +366,7 @@ class TestWholeRun:
         found = next(one for one in whole.result.incidents if one.kind == "straggler")
         assert session.overview.facts.incident == found
         assert line.startswith(
-            f"since step 60   cost {cost_text(found, session.state.unit)}"
+            f"since step 60   cost in all {cost_text(found, session.state.unit)}"
         )  # it started before the first step kept
 
     def test_without_the_whole_recording_a_part_is_not_taken_for_the_incident(self):

@@ -67,7 +67,17 @@ def test_what_lasts_has_no_final_cost_until_the_run_is_over():
         "since step 30, for 1 s   cost so far 2.00 process-seconds, 2.0 % of all ranks' time"
     )
     ended = shown(found_of([LATE], end=bye()))
-    assert ended.startswith("from step 30 to the end   cost 2.00 process-seconds, 2.0 % of all ranks' time")
+    assert ended.startswith("from step 30 to the end   cost in all 2.00 process-seconds, 2.0 % of all ranks' time")
+
+
+def test_the_line_says_what_a_hang_loses_in_all_and_in_the_run_so_far_however_narrow_it_is():
+    """`ddpwatch ls` said that 80 % were lost, beside 40 % here: these were of those who wait."""
+    hang = replace(HANG, cost_ns=4 * SECOND, stuck_ns=4 * SECOND, share=0.4)
+    share = "40.0 % of all ranks' time, 80.0 % with that of rank 1"
+    assert shown(found_of([hang])).startswith(f"cost so far 4.00 process-seconds, {share}")
+    for incident, cost in ((LATE, "cost so far 2.0 %"), (hang, "lost so far 80.0 %")):
+        narrow = "".join(text for text, _ in line_below(found_of([incident]), 79))
+        assert f"{cost} of all ranks' time" in narrow
 
 
 def test_a_run_that_ends_in_a_pause_changes_nothing_that_was_judged_before():

@@ -33,7 +33,7 @@ KEYS = {view.NAME: key for key, view in VIEWS.items()}
 
 def whose(text):
     """A body without the words on what costs and shares are of: the run so far, or the recording."""
-    return re.sub(r"of the (run so far|recording) *| {2,}", " ", re.sub("(cost|lost) so far", r"\1", text))
+    return re.sub(r"of the (run so far|recording) *| {2,}", " ", re.sub("(cost|lost) (so far|in all)", r"\1", text))
 
 
 class TestEveryView:

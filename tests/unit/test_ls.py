@@ -16,15 +16,15 @@ from ddpwatch.run import rundir
 from ddpwatch.run.rundir import RunInfo
 from ddpwatch.viewer import listing, plain
 from ddpwatch.viewer.plain import line
-from tests.support.frames import run, state_of
+from tests.support.frames import beat, run, state_of
 from tests.support.publisher import Publisher
 
 
-def listed(publisher: Publisher, *options: str) -> Result:
-    """Runs it while a collector answers."""
+def listed(publisher: Publisher, *options: str, silent: int = 0) -> Result:
+    """Runs it while a collector answers, who has had so many heartbeats since the newest step."""
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(CliRunner().invoke, app, ["ls", *options])
-        publisher.retain(run(40, late_rank=1))
+        publisher.retain([*run(40, late_rank=1), *(silent * [beat(1, 40, "sync")])])
         return done.result()
 
 
@@ -45,11 +45,13 @@ def test_the_verdict_is_the_one_of_plain_lines(info: RunInfo) -> None:
     try:
         assert listed(publisher).output.splitlines()[-1] == f"train-1: {said}"
         (row,) = json.loads(listed(publisher, "--json").output)
+        (later,) = json.loads(listed(publisher, "--json", silent=400).output)
     finally:
         publisher.close()
     assert row["verdict"] == {"kind": "straggler", "severity": "bad", "text": said, "next_step": following}
     assert (row["run_id"], row["world_size"], row["node"]) == ("train-1", 2, "")
     assert row["steps_per_s"] > 0
+    assert later["steps_per_s"] is None  # a job that hung had its rate of before
     assert 0 < row["lost"] < 1
 
 

@@ -7,7 +7,7 @@ from statistics import median
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.account_names import timed_by
-from ddpwatch.analysis.diagnosis.words.incident_news import cost_text
+from ddpwatch.analysis.diagnosis.words.incident_news import cost_text, share_with_stuck
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, share_text
 from ddpwatch.analysis.diagnosis.words.next_steps import on_screen
 from ddpwatch.analysis.diagnosis.words.verdict import MOST_OTHERS
@@ -377,6 +377,7 @@ def _since(facts: VerdictFacts, ended: bool) -> Field:
 def _cost_of(incident: Incident | None, unit: str, priority: int, final: bool) -> Field:
     if incident is None or (incident.share or 0.0) < LEAST_SHARE:
         return Field("", "")
-    so_far = "so far " if incident.open and not final else ""
-    brief = f"cost {share_text(incident.share)} of all ranks' time"
-    return Field(f"cost {so_far}{cost_text(incident, unit)}", brief, priority)
+    until = "so far" if incident.open and not final else "in all"
+    lost = share_with_stuck(incident)
+    brief = f"{'cost' if lost is None else 'lost'} {until} {share_text(lost or incident.share)} of all ranks' time"
+    return Field(f"cost {until} {cost_text(incident, unit)}", brief, priority)

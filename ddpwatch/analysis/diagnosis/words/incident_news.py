@@ -10,6 +10,7 @@ from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, Severity
 from ddpwatch.analysis.diagnosis.kinds import Kind
 from ddpwatch.analysis.diagnosis.standing import Key, key_of
 from ddpwatch.analysis.diagnosis.words.lost_time import LEAST_SHARE, seconds_text, share_text
+from ddpwatch.analysis.diagnosis.words.wording import ranks_named
 
 ABSENT_NS = 3_000_000_000  # what is gone without being over has ended after that: it may have another explanation
 
@@ -122,8 +123,18 @@ def is_only_counted(kind: Kind, severity: Severity, share: float | None) -> bool
 
 
 def cost_text(incident: Incident, unit: str) -> str:
-    """Returns ``41 GPU-seconds, 0.8 % of all ranks' time``."""
-    return f"{seconds_text(incident.cost_ns)} {unit}, {share_text(incident.share)} of all ranks' time"
+    """Returns ``41 GPU-seconds, 0.8 % of all ranks' time``; of a hang also what is lost in all."""
+    text = f"{seconds_text(incident.cost_ns)} {unit}, {share_text(incident.share)} of all ranks' time"
+    if (lost := share_with_stuck(incident)) is None:
+        return text
+    return f"{text}, {share_text(lost)} with that of {ranks_named(incident.ranks)}"
+
+
+def share_with_stuck(incident: Incident) -> float | None:
+    """Returns the share of all ranks' time that a hang loses, with that of who is stuck; None if nobody is."""
+    if not (incident.stuck_ns and incident.cost_ns and incident.share):
+        return None
+    return incident.share * (incident.cost_ns + incident.stuck_ns) / incident.cost_ns
 
 
 def steps_text(incident: Incident) -> str:
