@@ -16,6 +16,7 @@ from ddpwatch.wire.messages import MOST_BUSY, BusyProcess, Device, RankSample
 EVERY_NS = 10_000_000_000  # after the first look: 12 µs a process
 MOST_PROCESSES = 4096  # read in one look
 _PARENT, _UTIME = 1, 11  # in /proc/PID/stat, of the fields after the name
+_LONGEST_NAME = 64
 _COMMAND = 6  # of a command line: what is run is among the first, with Python and its options
 
 
@@ -52,13 +53,27 @@ class BusyProcesses:
             if pid in before and now > before[pid][1]
         ]
         used.sort(key=attrgetter("cpu"), reverse=True)
-        return list(islice((process for process in used if not self._is_own(process.pid)), MOST_BUSY))
+        others = islice((process for process in used if not self._is_own(process.pid)), MOST_BUSY)
+        return [BusyProcess(one.pid, self._script(one.pid) or one.name, one.cpu) for one in others]
 
     def _is_own(self, pid: int) -> bool:
         """Returns whether a process is this collector, a child of it, a viewer, or another node's collector here."""
         if pid == os.getpid() or stat_of(self._proc, str(pid))[1][_PARENT : _PARENT + 1] == [b"%d" % os.getpid()]:
             return True
-        return _runs_ddpwatch(read_counters(f"{self._proc}/{pid}/cmdline").split(b"\0")[:_COMMAND])
+        return _runs_ddpwatch(self._command(pid))
+
+    def _script(self, pid: int) -> str:
+        """Returns the script or module that a Python runs; empty if it shows none."""
+        command = self._command(pid)
+        if not command[0].rpartition(b"/")[2].startswith(b"python"):
+            return ""
+        words = _without_options(command)
+        found = words[2:3] if words[1:2] == [b"-m"] else words[1:2]
+        return "" if found in ([], [b"-c"]) else found[0].rpartition(b"/")[2].decode(errors="replace")[:_LONGEST_NAME]
+
+    def _command(self, pid: int) -> Sequence[bytes]:
+        """Returns the first words of its command line."""
+        return read_counters(f"{self._proc}/{pid}/cmdline").split(b"\0")[:_COMMAND]
 
     def _times(self) -> Iterator[tuple[int, tuple[str, int]]]:
         """Yields the name and the ticks of CPU time of each process."""
@@ -71,10 +86,17 @@ class BusyProcesses:
 
 def _runs_ddpwatch(command: Sequence[bytes]) -> bool:
     """Returns whether a command line runs it: as a script, as a module, or by ``-c`` with a module's name."""
-    words = [command[0], *(word for word in command[1:] if word[:1] != b"-" or word in (b"-m", b"-c"))]
+    words = _without_options(command)
     if words[1:2] in ([b"-m"], [b"-c"]):
         return any(word.startswith(b"ddpwatch.") or word == b"ddpwatch" for word in words[2:])
     return any(word.rpartition(b"/")[2] == b"ddpwatch" for word in words[:2])
+
+
+def _without_options(command: Sequence[bytes]) -> list[bytes]:
+    """Returns the words of a Python's command line but its options, and what follows those that take a word."""
+    taken = {at + 1 for at, word in enumerate(command) if word in (b"-X", b"-W")}
+    rest = [word for at, word in enumerate(command) if at not in taken]
+    return [rest[0], *(word for word in rest[1:] if word and (word[:1] != b"-" or word in (b"-m", b"-c")))]
 
 
 def is_short_of_cores(host: Device, ranks: Sequence[RankSample]) -> bool:

@@ -115,6 +115,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
     [
         (Incident("exposed_comm", "warning", ""), "`ddpwatch whatif 'my run.mcap'`"),
         (Incident("exposed_comm", "warning", "", evidence=starved()), "workers; else `ddpwatch whatif 'my run.mcap'`"),
+        (Incident("exposed_comm", "warning", "", evidence=starved() | Evidence(share_of_step=0.5)),
+         "comm hooks, links; also, on node-a, `ps"),
         (Incident("straggler", "warning", "", (1,), "gc", evidence=starved()), "workers; else call gc.freeze()"),
         (Incident("straggler", "warning", "", (1,), "backward", evidence=starved()),
          "on node-a, `ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores"),
@@ -176,6 +178,20 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
 )  # fmt: skip
 def test_what_to_do_follows_from_the_evidence(incident: Incident, words: str) -> None:
     assert words in next_step(incident, places("my run.mcap"))
+
+
+@pytest.mark.parametrize(
+    ("threads", "workers", "fewer"), [(1, None, False), (1, 0, False), (1, 2, True), (4, None, True), (0, None, True)]
+)
+def test_only_who_has_threads_or_workers_can_start_fewer(threads: int, workers: int | None, fewer: bool) -> None:
+    """0 threads: nothing is known of them."""
+    job = places(threads=threads)
+    if workers is not None:
+        about: dict[str, Any] = {"kind": "data", "start_ns": 0, "end_ns": 9, "workers": workers}
+        job.add_mark(Mark(rank=0, name=BATCH_WAIT, **about))
+    for busy in (None, [RANK_1], [BusyProcess(9, "make", 97.4)]):
+        text = next_step(Incident("slow_device", "info", "", evidence=starved(busy=busy)), job)
+        assert ("start fewer threads and workers" in text, "a core of its own" in text) == (fewer, not fewer)
 
 
 @pytest.mark.parametrize(

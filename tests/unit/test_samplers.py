@@ -67,10 +67,30 @@ def test_the_busiest_processes_are_looked_for_while_cores_are_short(tmp_path: Pa
     assert processes.sample(True, 40 * SECOND) != []  # a reference for those that are new
     for pid in (4, os.getpid(), *own):
         used(tmp_path, pid, "python", 100 + 15 * hz)
-    assert [one.pid for one in processes.sample(True, 51 * SECOND)] == [4]  # and none of ddpwatch's own
+    others = processes.sample(True, 51 * SECOND)
+    assert [(one.pid, one.name) for one in others] == [(4, "train.py")]  # and none of ddpwatch's own
     used(tmp_path, 4, "a) (4", 100 + 20 * hz)
     assert processes.sample(False, 60 * SECOND) == []
     assert processes.sample(True, 61 * SECOND) == []  # a new reference
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python3\0-u\0-X\0dev\0/jobs/big.py\0--lr\x001", "big.py"),
+        ("/usr/bin/python\0-m\0torch.distributed.run\0big.py", "torch.distributed.run"),
+        ("python\0-c\0from multiprocessing.spawn import spawn_main", "python"),
+        ("make\0-j8", "python"),  # by its own name
+        ("", "python"),
+    ],
+)
+def test_a_busy_python_is_named_by_what_it_runs(tmp_path: Path, command: str, name: str) -> None:
+    write(tmp_path, {"9/cmdline": f"{command}\0"})
+    processes = BusyProcesses(tmp_path)
+    for ticks, second in ((0, 10), (100, 12)):
+        used(tmp_path, 9, "python", ticks)
+        found = processes.sample(True, second * SECOND)
+    assert [one.name for one in found] == [name]
 
 
 @pytest.mark.parametrize(

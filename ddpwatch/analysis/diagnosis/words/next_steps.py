@@ -61,6 +61,7 @@ MOSTLY_EXPOSED = 0.5  # of a step
 BUSY = 10.0  # percent of a core that the busiest processes have together: less keeps nobody from one
 OTHERS = 0.2  # of the busiest processes' CPU time: what others than the ranks have, if it is worth stopping them
 _STOP, _FEWER = "stop what is not the job's", "start fewer threads and workers"
+_MORE_CORES = "give each rank a core of its own"
 AGAIN = 4  # starts of alike DataLoaders' workers: those of training, validation and a test start once each
 _NO_SYNC = "within model.no_sync(), call both forward and backward of all batches of an update but the last"
 _BUFFERS = "give DDP broadcast_buffers=False, unless ranks need rank 0's buffers before each forward"
@@ -214,6 +215,11 @@ class JobPlaces:
         """Returns the ranks of a host by pid; of all where it is not known, as there is one."""
         return {hello.pid: rank for rank, hello in self._hellos.items() if host in ("", hello.host)}
 
+    def can_start_fewer(self, host: str) -> bool:
+        """Returns whether ranks of a host may have more than one thread that computes, or a DataLoader has workers."""
+        threads = [hello.threads for hello in self._hellos.values() if host in ("", hello.host)]
+        return any(workers for workers, _ in self._waits) or not all(count == 1 for count in threads)
+
     def are_there(self, ranks: Sequence[int]) -> bool:
         """Returns whether ranks can be asked, as far as is known; all, if none are given."""
         return self._is_live and all(rank in self._hellos and rank not in self._ended for rank in ranks or self._hellos)
@@ -284,12 +290,13 @@ def _device(incident: Incident, places: JobPlaces) -> str:
     others = [one for one in busy if one.pid not in ranks]
     # What to do comes first: on a narrow screen, the end is cut
     used, taken = (sum(one.cpu for one in some) for some in (busy, others))
+    or_else = _FEWER if places.can_start_fewer(host) else _MORE_CORES
     if used < BUSY:
-        return f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: {_STOP}, or {_FEWER}"
+        return f"{at}`ps -eo pid,pcpu,comm --sort=-pcpu` shows who has the cores: {_STOP}, or {or_else}"
     if taken < OTHERS * used:
-        return f"{at}{_FEWER}: most CPU time goes to the job: {processes_named(busy, ranks)}"
+        return f"{at}{or_else}: most CPU time goes to the job: {processes_named(busy, ranks)}"
     besides = "besides the ranks, " if len(others) < len(busy) else ""
-    return f"{at}{_STOP}, or {_FEWER}: {besides}most CPU time goes to {processes_named(others, ranks)}"
+    return f"{at}{_STOP}, or {or_else}: {besides}most CPU time goes to {processes_named(others, ranks)}"
 
 
 def _input(incident: Incident, places: JobPlaces) -> str:
@@ -333,8 +340,14 @@ def _exposed(incident: Incident, places: JobPlaces) -> str:
     """Returns what to do about exposed transfers; of more than half of a step, no overlap could hide all."""
     text, other = _device(incident, places), _exposed_by(places, incident.module, incident.bucket)
     if text:
-        return f"{text}; else {other}"
+        return f"{other}; also, {text}" if _explains_a_part(incident) else f"{text}; else {other}"
     return f"{other}; {_TOO_SMALL}" if (incident.evidence.share_of_step or 0.0) > MOSTLY_EXPOSED else other
+
+
+def _explains_a_part(incident: Incident) -> bool:
+    """Returns whether a device denied less than what the incident takes of a step."""
+    device = incident.evidence.device
+    return isinstance(device, DeviceFigures) and device.value < (incident.evidence.share_of_step or 0.0)
 
 
 def _pause(incident: Incident, places: JobPlaces) -> str:
@@ -364,8 +377,7 @@ def _slower(incident: Incident, places: JobPlaces) -> str:
 
 def _imbalance(incident: Incident, places: JobPlaces) -> str:
     lengths, text = f"{_LENGTHS}; or compare the ranks' batch sizes", _device(incident, places)
-    device, share = incident.evidence.device, incident.evidence.share_of_step or 0.0
-    if isinstance(device, DeviceFigures) and device.value < share:  # it explains a part
+    if _explains_a_part(incident):
         return f"{lengths}; also, {text}"
     return f"{text}; else {lengths}" if text else lengths
 
