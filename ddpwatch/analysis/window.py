@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from ddpwatch.analysis.across_ranks import StepAcrossRanks
@@ -55,6 +56,10 @@ class Summary:
         """The mean step."""
         return self.estimate.step_ns
 
+    def with_lateness_since(self, step: int) -> Summary:
+        """Returns it with how late ranks have been since that step only, if it has such steps."""
+        return replace(self, ranks=self.ranks.late_since(step)) if isinstance(self.ranks, RankSummaries) else self
+
     @property
     def exposed_ns(self) -> float | None:
         """What communication adds to a mean step."""
@@ -76,7 +81,14 @@ class RankSummaries(Mapping[int, RankSummary]):
                 every.full.merge(step.sums)
         self._every = every.means()
         self._ranks = sorted(watched[-1].ranks)
+        self._since: Sequence[StepDigest] = watched  # of which lateness is
         self._known: dict[int, RankSummary] = {}
+
+    def late_since(self, step: int) -> RankSummaries:
+        """Returns the same figures, but for how late the ranks have been: that of steps from then on, if any are."""
+        found = copy(self)
+        found._since, found._known = [one for one in self._watched if one.across.step >= step] or self._watched, {}
+        return found
 
     def __getitem__(self, rank: int) -> RankSummary:
         if rank not in self._watched[-1].ranks:
@@ -92,7 +104,7 @@ class RankSummaries(Mapping[int, RankSummary]):
         return len(self._ranks)
 
     def _summary(self, rank: int) -> RankSummary:
-        steps = self._watched
+        steps, late = self._watched, self._since
         known = Known()
         for timed, step in self._chosen:
             if rank in step.ranks:
@@ -107,8 +119,8 @@ class RankSummaries(Mapping[int, RankSummary]):
         return RankSummary(
             rank=rank,
             step_ns=means.step_ns,
-            late_ns=p50(step.skew.late.get(rank) for step in steps),
-            wait_ns=p50(step.skew.wait.get(rank) for step in steps),
+            late_ns=p50(step.skew.late.get(rank) for step in late),
+            wait_ns=p50(step.skew.wait.get(rank) for step in late),
             clock_error_ns=max((step.skew.errors[rank] for step in steps if rank in step.skew.errors), default=None),
             overlap=means.overlap,
             exposed_ns=means.exposed_ns,

@@ -224,7 +224,7 @@ class ViewerSession:
     def step_shown(self) -> StepAcrossRanks | None:
         """The selected step, or else the newest; None if there is none, or there was none when a pause began."""
         live = self._selected is None and self._frozen is None
-        return step_to_show(self.state) if live else self._selected
+        return step_to_show(self.state, self.overview.verdict.incident) if live else self._selected
 
     @property
     def explanations(self) -> Sequence[Explanation]:
@@ -262,7 +262,7 @@ class ViewerSession:
         """Freezes the views as they are, or lets them follow the run again."""
         if paused and not self.paused:
             self._freeze()
-            self._selected = step_to_show(self.state)
+            self._selected = step_to_show(self.state, self.overview.verdict.incident)
         elif not paused:
             self._frozen = self._selected = None
             self._frozen_steps = []

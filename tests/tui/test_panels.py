@@ -25,6 +25,7 @@ from ddpwatch.tui.paint.split import paint_split
 from ddpwatch.tui.paint.table import paint_table
 from ddpwatch.wire.messages import RankSample, Status
 from tests.support.frames import (
+    MS,
     beat,
     bye,
     device,
@@ -382,6 +383,18 @@ def test_the_newest_step_with_timed_collectives_is_shown():
     assert model.lanes.step == 29
     assert "step 34" in plain(paint_header(model, 120))[0]
     assert overview([hello(0), *(light(0, n) for n in range(20))]).lanes.step == 19
+
+
+def test_the_step_shown_and_how_late_ranks_are_are_those_of_the_incident():
+    """Beside a rank that was late by 26 ms stood the timeline of a step before, and 0.3 ms."""
+    for fault, full, shown in ((30, 29, 49), (30, 44, 44), (50, 44, 44)):
+        statuses = {number: "shadow" for number in range(30, 50) if number != full}
+        steps = synchronous([(0, 40 * (n >= fault)) for n in range(50)], statuses=statuses)
+        model = overview([hello(0), hello(1), *chain.from_iterable(steps)])
+        assert model.lanes.step == shown
+        late = [line.summary.late_ns for line in model.ranks]
+        assert late == ([0, 40 * MS] if fault < 50 else [0, 0])
+        assert model.ranks[0].summary.wait_ns == late[1]
 
 
 def test_what_was_not_measured_is_not_drawn_as_nothing_exposed():

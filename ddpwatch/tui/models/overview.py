@@ -26,7 +26,7 @@ from ddpwatch.tui.models.by_rank import ByRank
 from ddpwatch.tui.models.devices import DeviceLine, DeviceLines
 from ddpwatch.tui.models.history import HistoryPoint, StepHistory
 from ddpwatch.tui.models.host_names import HostNames, host_names
-from ddpwatch.tui.models.incidents import Diagnosed
+from ddpwatch.tui.models.incidents import Diagnosed, struck
 from ddpwatch.tui.models.lanes import StepLanes, step_lanes
 from ddpwatch.tui.models.rank_filter import parse_filter
 from ddpwatch.tui.models.verdict_facts import VerdictFacts, standstill_ns, stuck_ranks, verdict_facts
@@ -205,10 +205,12 @@ class OverviewBuilder:
         ``whole`` is the diagnosis of the whole recording, if there is one: what ranks cost in it orders the worst.
         """
         hellos = [rank.hello for rank in state.ranks.values() if rank.hello is not None]
-        newest, shown = state.newest_step(), step_to_show(state)
-        summary = self.summary(state, link.at_rest)
+        newest, summary = state.newest_step(), self.summary(state, link.at_rest)
         diagnosed = self.diagnosis(state, link.at_rest)
         verdict = state.verdict(summary, diagnosed.incidents, diagnosed.lost)
+        shown = step_to_show(state, verdict.incident)
+        if verdict.incident is not None and verdict.incident.open:
+            summary = summary.with_lateness_since(verdict.incident.since_step or 0)
         hosts = host_names(state)
         lines = rank_lines(state, filtered(state, state.ranks, filter_text), hosts, summary, diagnosed)
         return Overview(
@@ -302,17 +304,22 @@ def filtered(state: RunState, ranks: Iterable[int], filter_text: str) -> list[in
     return [rank for rank in sorted(ranks) if rank in state.ranks and test(state.ranks[rank], state.status_of(rank))]
 
 
-def step_to_show(state: RunState) -> StepAcrossRanks | None:
+def step_to_show(state: RunState, incident: Incident | None = None) -> StepAcrossRanks | None:
     """Returns the step to show while the user has chosen none.
 
-    The newest with timed collectives, unless that is long ago.
+    Of those that the incident has struck so far, if it lasts, the newest with timed collectives, else the newest that
+    is watched in part. Else the newest of all with timed collectives, unless that is long ago.
     """
     newest = state.newest_step()
-    if newest is None or newest.timed:
-        return newest
+    if newest is None:
+        return None
     # At least one of every 64 is recorded in full
-    older = (step for step in islice(reversed(state.steps.values()), 130) if step.step < newest.step)
-    return next((step for step in older if step.timed and step.members >= newest.members), newest)
+    newer = islice(reversed(state.steps.values()), 130)
+    steps = [step for step in newer if step.step <= newest.step and step.members >= newest.members]
+    ill = struck(incident, newest.step) if incident is not None and incident.open else ()
+    hit = [step for step in steps if step.counted and step.step in ill]
+    timed = next((step for step in hit or steps if step.timed), None)
+    return timed or (hit or [newest])[0]
 
 
 def paused_overview(frozen: Overview, now: Overview, lanes: StepLanes | None) -> Overview:
