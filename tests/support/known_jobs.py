@@ -30,22 +30,23 @@ PERIODS = {  # of watched and full steps: in the first part of a run, somebody l
 
 
 class Drawn(NamedTuple):
-    """One step of a job (ms), before which rank 0 alone may save, while rank 1 waits for it in the step."""
+    """One step of a job (ms). Rank 0 alone may save before it, or stall in it: rank 1 waits for it in the step."""
 
     compute: float
     exposed: float
     hidden: float
     save: float = 0.0
+    stall: float = 0.0
 
     @property
     def exposed_of_all(self) -> float:
         """Over both ranks."""
-        return self.exposed + self.save / 2
+        return self.exposed + (self.save + self.stall) / 2
 
     @property
     def hidden_of_all(self) -> float:
-        """The same; behind a save, rank 1's first bucket is in flight for all of its backward."""
-        return (self.hidden + BACKWARD * self.compute) / 2 if self.save else self.hidden
+        """The same; while rank 0 is behind, rank 1's first bucket is in flight for all of its backward."""
+        return (self.hidden + BACKWARD * self.compute) / 2 if self.save or self.stall else self.hidden
 
 
 class Result(NamedTuple):
@@ -77,7 +78,12 @@ def lone_saves(dice: random.Random, number: int, steps: int) -> Drawn:
     return steady(dice, number, steps)._replace(save=400.0 if number and number % 40 == 0 else 0.0)
 
 
-JOBS = {"steady, 40 ms": steady, "20 and 140 ms": two_lengths, "lone saves": lone_saves}
+def lone_stalls(dice: random.Random, number: int, steps: int) -> Drawn:
+    """The steady job; rank 0 stands still for 2 s in every 30th step."""
+    return steady(dice, number, steps)._replace(stall=2000.0 if number and number % 30 == 0 else 0.0)
+
+
+JOBS = {"steady, 40 ms": steady, "20 and 140 ms": two_lengths, "lone saves": lone_saves, "lone stalls": lone_stalls}
 
 
 def levels(percent: int, steps: int) -> Iterator[StepStatus]:
@@ -95,17 +101,18 @@ def levels(percent: int, steps: int) -> Iterator[StepStatus]:
 def step_of(rank: int, number: int, at: int, level: StepStatus, drawn: Drawn) -> Step:
     """Returns a rank's frame: forward, backward with one hidden and one exposed bucket, copies, optimizer."""
     compute = drawn.compute + STAMPS_MS[level]
-    forward, backward = int(FORWARD * compute * MS), int((FORWARD + BACKWARD) * compute * MS)
+    stall = 0 if rank else int(drawn.stall * MS)
+    forward, backward = stall + int(FORWARD * compute * MS), stall + int((FORWARD + BACKWARD) * compute * MS)
     save = int(drawn.save * MS)
-    waits = save if rank else 0
+    waits = save + int(drawn.stall * MS) if rank else 0
     done = backward + int(drawn.exposed * MS) + waits
     synced = done + int(COPIES_MS * MS)
     end = synced + int(OPTIMIZER * compute * MS)
-    step = Step(rank=rank, step=number, status=level, start_ns=at + save - waits, duration_ns=end)
+    step = Step(rank=rank, step=number, status=level, start_ns=at if rank else at + save, duration_ns=end)
     if level == BARE:
         return step
     step.spans = [
-        Span("forward", 0, forward), Span("backward", forward, backward), Span("sync", backward, synced),
+        Span("forward", stall, forward), Span("backward", forward, backward), Span("sync", backward, synced),
         Span("optimizer", synced, end),
     ]  # fmt: skip
     launch = [forward, backward - MS]
