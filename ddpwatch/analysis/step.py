@@ -21,6 +21,7 @@ from ddpwatch.wire.messages import ALL_REDUCE, DEFAULT_GROUP, OWN_COLLECTIVES, T
 
 MUCH_REST = 0.1  # of a step in no phase: then reports say where it lies
 STALL_NS = 250_000_000  # by which a stall is longer than a usual step, at least
+STALL_STEPS = 1.5  # the same, in usual steps
 PHASES = ("data", "between", "forward", "backward", "exposed_comm", "optimizer", "other")
 
 # module, bucket index, turn (which backward of the step it belongs to, from 0), group, use. For a collective of the

@@ -209,7 +209,7 @@ class OverviewBuilder:
         diagnosed = self.diagnosis(state, link.at_rest)
         verdict = state.verdict(summary, diagnosed.incidents, diagnosed.lost)
         shown = step_to_show(state, verdict.incident)
-        if verdict.incident is not None and verdict.incident.open:
+        if verdict.incident is not None and verdict.incident.open and verdict.incident.ranks:
             summary = summary.with_lateness_since(verdict.incident.since_step or 0)
         hosts = host_names(state)
         lines = rank_lines(state, filtered(state, state.ranks, filter_text), hosts, summary, diagnosed)

@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from operator import attrgetter
 from statistics import fmean
 from typing import NamedTuple, TypeVar
@@ -27,7 +28,7 @@ from ddpwatch.analysis.digest import share_of
 from ddpwatch.analysis.estimate import UNSEEN, Estimator, StepShare, of_duration
 from ddpwatch.analysis.launch_skew import BucketSkew, RankFacts
 from ddpwatch.analysis.means import summed
-from ddpwatch.analysis.step import PHASES, BucketKey, claims_of, split
+from ddpwatch.analysis.step import PHASES, STALL_NS, STALL_STEPS, BucketKey, claims_of, split
 from ddpwatch.common.intervals import Intervals, intersect, subtract, total, total_within, union
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.sampling.levels import PROFILED, is_watched
@@ -40,7 +41,6 @@ _Key = TypeVar("_Key")
 REFERENCES = 8  # newest watched steps: what a bare one may resemble, besides the newest long one of each duration
 PER_OLDER = 0.01  # of a step: what an older one of these has to be more alike by
 LONG = 1.05  # a long step takes longer than usual, by this factor
-STALL = 2.0  # times as long as usual is a stall: what ranks wait in one says nothing of other steps
 LIKE = 1.25  # a bare step that took longer than the most similar watched one, by this factor, is not like it
 PENDING_MARKS = 64  # per rank, that no step has covered yet
 MOST_PENDING = 32  # steps
@@ -566,7 +566,8 @@ class Ledger:
         return min(known, key=lambda at: abs(at[1][0] - mean) + PER_OLDER * mean * at[0])[1]
 
     def _is_stall(self, found: StepSplit) -> bool:
-        return bool(self._references) and found.total > STALL * self._references[-1][1].total
+        usual = self._usual.median if self._references else inf
+        return found.longest_ns - usual >= max(STALL_NS, STALL_STEPS * usual)
 
     def _beyond_usual(self, stall: StepSplit, own: Mapping[str, int]) -> dict[str, int]:
         """Returns by what a stall is longer than a usual step, by phase.

@@ -22,7 +22,7 @@ from ddpwatch.analysis.diagnosis.rules.recurring import Pause, with_pause
 from ddpwatch.analysis.diagnosis.rules.tail import Tail
 from ddpwatch.analysis.diagnosis.thresholds import OVER_SHARE
 from ddpwatch.analysis.diagnosis.words.wording import PAUSE_NOUNS, place, ranks_named
-from ddpwatch.analysis.step import PHASES, STALL_NS
+from ddpwatch.analysis.step import PHASES, STALL_NS, STALL_STEPS
 from ddpwatch.common.statistics import RollingMedian
 from ddpwatch.common.text import in_ms
 from ddpwatch.common.units import NS_PER_MS
@@ -32,7 +32,6 @@ from ddpwatch.wire.messages import PAUSE_PHASES, Stack
 WORTH = 0.01  # of a step, that collections cost which recur: less is no warning
 SHOWN_NS = 5_000_000  # what others wait for marks that do not recur: less is shown as 0 seconds
 LONE_NS = 1_000_000_000  # what others wait for one that does not recur: less is no warning, as a job starts with one
-PAUSE_STEPS = 1.5  # in steps, longer than a usual step, at least
 WITHIN = 0.25  # a late rank's usual lateness, as a share of a pause: such a pause is part of its incident
 WINDOW = 64  # newest steps: what a usual step is
 FEWEST = 5  # steps, before anything is judged
@@ -107,7 +106,7 @@ class Pauses:
             self._add_marked(facts)
         if len(self._durations) >= FEWEST:
             usual = self._durations.median
-            excess, least = int(longest - usual), max(STALL_NS, PAUSE_STEPS * usual)
+            excess, least = int(longest - usual), max(STALL_NS, STALL_STEPS * usual)
             if excess >= OVER_SHARE * least and not _is_profiled(facts.across):
                 stall = LongStep(facts, excess, tuple(late), excess > self._tail.end(usual))
                 if excess >= least:
