@@ -70,6 +70,8 @@ class Explaining:
             self._order_stacks(self._request.order)
 
     def _request_of(self, rank: int | None, profiler: bool) -> StackRequest:
+        if not self._is_live and not any(map(do_samples_say_why, self._session.overview.diagnosed.incidents)):
+            raise UsageError("no stacks were sampled", "no rank was late")
         if not self._is_live:
             raise UsageError("no stacks were sampled", EARLIER)
         return request_of(self._session.state, rank, clock=self._clock, profiler=profiler)

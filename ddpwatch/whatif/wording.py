@@ -31,7 +31,7 @@ def _names(change: Change) -> Iterator[str]:
         yield f"bucket cap {change.cap_mib:g} MiB"
     elif change.first_mib is not None:
         cap = DEFAULT_CAP_BYTES / MIB if change.cap_mib is None else change.cap_mib
-        yield f"bucket cap {cap:g} MiB, the first {change.first_mib:g}"
+        yield f"bucket cap {cap:g} MiB, the first {change.first_mib:g} MiB"
     if change.bucket_view:
         yield "gradient_as_bucket_view"
     if change.static_graph:

@@ -134,6 +134,14 @@ async def test_a_recording_shows_what_it_holds():
         assert app.view is app.views.by_key["4"]
 
 
+async def test_a_recording_in_which_no_rank_was_late_promises_no_samples():
+    app = replay_app(run(20))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.session.whole.ready)
+        await pilot.press("x")
+        assert shown(app)[0] == "no stacks were sampled: no rank was late"
+
+
 @pytest.mark.parametrize("key", ["x", "7"])
 async def test_ranks_that_hang_are_grouped_by_their_stacks(key):
     """64 of them are on one screen, with the calls of each group."""

@@ -43,8 +43,8 @@ LOST = LostTime(
 )  # fmt: skip
 
 
-def letters(incidents, steps):
-    return "".join("." if found is None else KINDS[found.kind].letter for found in strip(incidents, steps))
+def letters(incidents, steps, now_ns=0):
+    return "".join("." if found is None else KINDS[found.kind].letter for found in strip(incidents, steps, now_ns))
 
 
 def test_a_rank_s_incident_is_in_front_of_one_of_all_whatever_it_cost():
@@ -57,6 +57,15 @@ def test_only_steps_that_were_struck_as_far_as_known():
     assert letters([PAUSE], range(10)) == "..P.....P."
     assert letters([EVERY], range(10)) == ".I...I...I"
     assert list(struck(replace(LATE, since_step=None), 9)) == []
+
+
+def test_a_step_that_is_not_drawn_has_its_letter_in_the_next():
+    """As in a heatmap, which has watched steps only."""
+    assert letters([PAUSE], [1, 3, 5, 9]) == ".P.P"
+    assert letters([PAUSE], [3, 5, 7]) == "..."  # nor is the first column for all steps before
+    hang = replace(HANG, found_ns=6 * SECOND)
+    assert letters([hang], [7, 8, 9]) == "..."
+    assert letters([hang], [7, 8, 9], now_ns=7 * SECOND) == "..H"  # step 11 never ended
 
 
 def test_kinds_are_told_apart_without_colour_and_the_legend_names_what_is_drawn():
@@ -159,6 +168,7 @@ def test_what_was_ongoing_at_the_end_of_a_run_that_is_over():
     found = Diagnosed([replace(LATE, open=True, gain=0.3)])
     rows = incident_rows(found, 9, state_of([layout()]).layouts)
     lines = plain(paint_incidents(rows, found, (80, 19), 0, 0, ended=True))
+    assert lines[1].startswith("▶ ○ straggler")
     assert "straggler, from step 4 to the end: cost – of all" in lines[2]
     assert "its steps would have been 30.0 % shorter" in lines[4]
 

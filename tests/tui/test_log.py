@@ -7,7 +7,7 @@ from dataclasses import replace
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.incident_news import ABSENT_NS
 from ddpwatch.tui.models.log import RunLog
-from ddpwatch.wire.messages import Node
+from ddpwatch.wire.messages import Mark, Node
 from tests.support.frames import step
 
 EXPOSED = Incident("exposed_comm", "warning", "exposed communication 11 %", since_step=8, until_step=9, open=True)
@@ -97,7 +97,13 @@ def test_an_unusual_step_is_logged_once_and_others_are_not() -> None:
     for number, status in enumerate(["warmup", "ok", "shadow", "unwatched", "aborted"]):
         for rank in (0, 1):
             log.take_message(step(rank, number, status=status), number)
-    assert texts(log) == ["step 0 is warm-up (rank 0)", "step 4 is aborted (rank 0)"]
+    for kind in ("data", "gc"):  # waits for data may come in each step
+        log.take_message(Mark(rank=1, kind=kind, name=kind, start_ns=0, end_ns=25_700_000), 9)
+    assert texts(log) == [
+        "step 0 is warm-up (rank 0)",
+        "step 4 is aborted (rank 0)",
+        "rank 1: garbage collection, 25.7 ms",
+    ]
 
 
 def test_a_host_that_goes_and_comes_back_has_a_line_for_each() -> None:

@@ -562,6 +562,18 @@ class TestKeys:
             await until(pilot, lambda: app._notifications)
             assert [str(note.message) for note in app._notifications] == ["none found"]
             assert app.feed.position_s == at_s
+            assert "step 115 of 120 (paused)" in screen_text(
+                app
+            )  # that in which ranks stand, and not the newest to end
+            assert " step 115, before the hang " in screen_text(app)
+            for keys in (["2"], ["r"]):
+                await pilot.press(*keys)
+                app.tick()
+                assert ", before the hang " in screen_text(app)
+            await pilot.press("4")
+            app.tick()
+            assert re.search(r"^ incidents .*H *$", screen_text(app), re.MULTILINE)
+            assert "H hang" in screen_text(app)
             app.action_view("7")
             assert app.focused is app.view  # the next key is for this view
             await pilot.pause()

@@ -170,7 +170,7 @@ def test_halves_are_not_cast_to_halves() -> None:
 def test_another_first_cap_alone_keeps_the_jobs_cap() -> None:
     found = one(JOB.but(cap_mib=4.0), Change(first_mib=1.0))
     both = one(JOB.but(cap_mib=4.0), Change(first_mib=1.0, cap_mib=4.0))
-    assert (found.change, found.cap_mib) == ("bucket cap 4 MiB, the first 1", 4.0)
+    assert (found.change, found.cap_mib) == ("bucket cap 4 MiB, the first 1 MiB", 4.0)
     assert "bucket_cap_mb_list=[1, 4]" in found.code
     assert found.step_ms == both.step_ms
 

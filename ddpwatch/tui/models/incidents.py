@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpwatch.analysis.diagnosis.incident import SEVERITIES, Incident, LostTime
@@ -60,21 +61,30 @@ def struck(incident: Incident, newest: int) -> Sequence[int]:
     return range(since, until + 1)
 
 
-def strip(incidents: Sequence[Incident], steps: Sequence[int]) -> list[Incident | None]:
-    """Returns the worst incident in each of the given steps, which are in ascending order.
+def strip(incidents: Sequence[Incident], steps: Sequence[int], now_ns: int = 0) -> list[Incident | None]:
+    """Returns the worst incident in each of the given steps, or between it and the one before. A rank's comes first.
 
-    A rank's before those of all.
+    A hang or a death whose step never ended is in the last.
+
+    Args:
+        incidents: Worst first.
+        steps: Some of the steps, ascending.
+        now_ns: The receive time of the newest frame; 0 if older steps than the newest are looked at.
     """
     found: list[Incident | None] = [None] * len(steps)
     if not steps:
         return found
     order = sorted(incidents, key=lambda incident: (SEVERITIES.index(incident.severity), not incident.ranks))
     for incident in reversed(order):  # the worst comes last and stays
-        hit: Collection[int] = struck(incident, steps[-1])
-        hit = hit if isinstance(hit, range) else frozenset(hit)
+        hit = struck(incident, steps[-1])
+        before = steps[0] - 1
         for column, step in enumerate(steps):
-            if step in hit:
+            at = bisect_right(hit, before)
+            if at < len(hit) and hit[at] <= step:
                 found[column] = incident
+            before = step
+        if incident.since_step is not None and incident.since_step > steps[-1] and _shows(incident, now_ns):
+            found[-1] = incident
     return found
 
 

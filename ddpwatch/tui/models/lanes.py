@@ -201,6 +201,7 @@ class StepLanes:
     Attributes:
         aligned: Whether the ranks share one axis; otherwise each starts at 0.
         error_ns: How far a rank may be off on it.
+        before_hang: Whether ranks have stood still since.
         missing: Ranks that have not sent this step.
         comm_rows: Rows that a rank's buckets need so that none covers another, at most `MAX_COMM_ROWS`.
         by_role: Whether these rows are those of the roles of groups.
@@ -216,13 +217,15 @@ class StepLanes:
     by_role: bool = False
     status: str = ""
     error_ns: int = 0
+    before_hang: bool = False
 
     @property
-    def clocks(self) -> str:
-        """What a title says of the ranks' clocks: nothing, if there is one."""
+    def notes(self) -> str:
+        """What a title says of a hang since, and of the ranks' clocks, if there are several."""
+        hang = ", before the hang" if self.before_hang else ""
         if not self.aligned:
-            return ", each rank from its own start: clocks differ"
-        return f", clocks ±{ms(self.error_ns)} ms" if self.error_ns else ""
+            return f"{hang}, each rank from its own start: clocks differ"
+        return f"{hang}, clocks ±{ms(self.error_ns)} ms" if self.error_ns else hang
 
 
 def step_lanes(

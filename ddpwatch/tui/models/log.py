@@ -68,7 +68,8 @@ class RunLog:
             if is_odd(message.status):
                 self._step(message, at_ns)
         elif isinstance(message, Mark):
-            self.add_line(_mark(message, at_ns))
+            if message.kind != "data":  # they come in any step; the phase and incidents tell of them
+                self.add_line(_mark(message, at_ns))
         elif isinstance(message, Hello):
             self.add_line(LogLine(at_ns, "rank", f"rank {message.rank} attached: {message.host}, pid {message.pid}"))
         elif isinstance(message, Layout):

@@ -118,7 +118,7 @@ def with_diagnosis(heat: HeatMap, overview: Overview) -> HeatMap:
     groups = [_groups_named(overview.groups.get(row[0], ())) for row in heat.groups] if overview.groups else []
     return replace(
         heat,
-        struck=strip(found.incidents, heat.steps),
+        struck=strip(found.incidents, heat.steps, overview.now_ns),
         costs=[sum(cost.get(rank, 0) for rank in row) for row in heat.groups] if cost else (),
         total_ns=found.lost.rank_ns,
         process_groups=groups,

@@ -96,7 +96,7 @@ def timeline_of_step(step: StepAcrossRanks, lanes: StepLanes) -> Timeline:
     """Shows one step."""
     title = f"step {lanes.step}"
     title += f" ({lanes.status})" if lanes.status else ""
-    title += lanes.clocks
+    title += lanes.notes
     title += f", {counted(len(lanes.missing), 'rank')} missing" if lanes.missing else ""
     axis = lanes.length_ns, lanes.aligned
     return Timeline((step,), (lanes.lanes,), lanes.lanes.ranks, *axis, lanes.comm_rows, title, lanes.by_role)
@@ -112,7 +112,7 @@ def timeline_of_seconds(
     origin = shown[0].start_ns
     by_rank = marks_by_rank(marks)
     lanes = tuple(lanes_of(step, ranks, origin, by_rank) for step in shown)
-    title = f"the last {(end_ns - origin) / 1e9:.1f} s, steps {shown[0].step}–{shown[-1].step}"
+    title = f"steps {shown[0].step}–{shown[-1].step}, {(end_ns - origin) / 1e9:.1f} s"
     rows, by_role = min(comm_rows, MAX_COMM_ROWS), any(lane.roles for lane in lanes[-1][:1])
     return Timeline(shown, lanes, ranks, max(end_ns - origin, 1), True, rows, title, by_role)
 

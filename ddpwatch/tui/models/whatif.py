@@ -16,7 +16,7 @@ from ddpwatch.errors import UsageError
 from ddpwatch.viewer.state import RunState
 from ddpwatch.whatif.answer import Prediction, WhatIf, WhatIfAnswer, ranked
 from ddpwatch.whatif.recorded import FULL, RecordedBuilder
-from ddpwatch.whatif.summary import best
+from ddpwatch.whatif.summary import best, gain_text
 from ddpwatch.wire.messages import Hello, Layout, Message
 
 MOST_RANKS = 256  # with more, an answer would take many seconds
@@ -67,6 +67,12 @@ class WhatIfModel:
 
     answer: WhatIfAnswer | None = None
     failure: str = ""
+
+
+def no_gain_last(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Returns changes whose gain is 0.00 after all others: they would push these out of sight."""
+    none = gain_text(0.0)
+    return sorted(predictions, key=lambda found: found.kind != "bound" and gain_text(abs(found.gain_ms)) == none)
 
 
 def selected_index(answer: WhatIfAnswer, change: str | None) -> int:
@@ -150,4 +156,4 @@ class Predictor:
             found += asked.ask([change])
             if self._stopped.wait(REST_S):
                 break
-        return asked.answer(ranked(found))
+        return asked.answer(no_gain_last(ranked(found)))

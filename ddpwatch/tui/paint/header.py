@@ -98,13 +98,16 @@ def _last_run_badge(model: Overview, minutes: int) -> tuple[str, str]:
 
 
 def step_text(model: Overview) -> str:
-    """Returns the newest step; during a pause the step shown, too."""
-    if model.newest_step is None:
+    """Returns the newest step, in a hang that in which ranks stand still; during a pause the step shown, too."""
+    newest, incident = model.newest_step, model.verdict.incident
+    if newest is None:
         return ""
+    if model.standstill_ns is not None and incident is not None and incident.kind == "hang":
+        newest = max(newest, incident.since_step or 0)
     if not model.link.paused:
-        return f"step {model.newest_step}"
-    shown = model.lanes.step if model.lanes else model.newest_step
-    return f"step {shown} of {max(shown, model.newest_step)} (paused)"
+        return f"step {newest}"
+    shown = model.lanes.step if model.lanes else newest
+    return f"step {shown} of {max(shown, newest)} (paused)"
 
 
 def _crowded(model: Overview, width: int) -> str:

@@ -22,6 +22,7 @@ def paint_history(
     height: int,
     shown: int | None = None,
     incidents: Sequence[Incident] = (),
+    now_ns: int = 0,
 ) -> list[Row]:
     """Paints one column per step, newest on the right, below a strip of the incidents that struck.
 
@@ -31,6 +32,7 @@ def paint_history(
         height: Rows.
         shown: The step whose lanes are shown.
         incidents: Worst first.
+        now_ns: The receive time of the newest frame.
     """
     canvas = Canvas(width, height)
     room = width - GUTTER - 1
@@ -40,7 +42,7 @@ def paint_history(
     visible = points[-room:]
     top = max(point.step_ns for point in visible) or 1
     first_x, first_y = width - 1 - len(visible), 1
-    struck = strip(incidents, [point.step for point in visible]) if height >= 4 else []
+    struck = strip(incidents, [point.step for point in visible], now_ns) if height >= 4 else []
     legend = sum(len(name) + 3 for name in strip_names(struck))
     headings = _headings(visible)
     heading = next((text for text in headings if len(text) + legend + 2 <= width), headings[-1])

@@ -20,7 +20,7 @@ from ddpwatch.tui.paint.split import PHASE_NAMES
 from ddpwatch.tui.text import Field, fit, flow, shorten, shorten_name, wrap
 
 _BADGES = {"bad": "badge-bad", "warn": "badge-wait", "dim": "badge-ended"}
-_WHEN = {"now": ("●", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
+_WHEN = {"now": ("●", "bad"), "to the end": ("○", "bad"), "over": ("✓", "good"), "later": ("·", "faint")}
 _LEAST_ROWS = 4  # of the list, before its details get any
 _ROOMY, _WIDE = 110, 160
 
@@ -67,7 +67,7 @@ def paint_incidents(
     _put_cells(canvas, 0, _HEADINGS, ["heading"] * len(_HEADINGS), "heading")
     room = list_height(len(rows), height)
     for y, row in enumerate(rows[first : first + room], start=1):
-        _paint_row(canvas, row, y, first + y - 1 == selected)
+        _paint_row(canvas, row, y, first + y - 1 == selected, ended)
     _paint_details(canvas, rows[selected], room + 1, found.unit, ended)
     return canvas.rows()
 
@@ -92,7 +92,7 @@ def _put_cells(canvas: Canvas, y: int, cells: Sequence[str], styles: Sequence[st
     return x
 
 
-def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> None:
+def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool, ended: bool) -> None:
     incident = row.incident
     style = "faint" if row.when == "later" else style_of(incident)
     plain = "faint" if row.when == "later" else "text"
@@ -104,7 +104,11 @@ def _paint_row(canvas: Canvas, row: ListedIncident, y: int, selected: bool) -> N
     )  # fmt: skip
     x = _put_cells(canvas, y, cells, [style, "strong" if plain == "text" else plain, *[plain] * 5])
     canvas.put(0, y, "▶" if selected else " ", "warn")
-    sign, colour = ("✗", style) if incident.kind == "death" and row.when == "over" else _WHEN[row.when]
+    sign, colour = (
+        ("✗", style)
+        if incident.kind == "death" and row.when == "over"
+        else _WHEN["to the end" if row.when == "now" and ended else row.when]
+    )
     canvas.put(2, y, sign, style if row.when == "now" else colour)
     if canvas.width >= _WIDE:  # else the details have it
         for line in wrap(shorten_name(message_text(incident), 400), canvas.width - x - 3, 1):

@@ -119,7 +119,7 @@ def _title(lanes: StepLanes, shown: Sequence[int], named: int) -> str:
     text = f"step {lanes.step}"
     if lanes.status:
         text += f" ({lanes.status})"
-    text += lanes.clocks
+    text += lanes.notes
     count = len(lanes.lanes)
     if named:
         noun = "rank" if named == 1 else "ranks"

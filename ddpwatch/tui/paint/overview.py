@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from ddpwatch.tui.models.overview import Overview, lines_shown
@@ -37,10 +38,11 @@ def _parts(model: Overview, boxes: ScreenLayout, start: int | None) -> Iterable[
     named = found.ranks if start is None else ()
     if model.lanes is not None:
         box = boxes.lanes
-        yield box, paint_lanes(model.lanes, box.width, box.height, first, named, found.peers)
+        lanes = replace(model.lanes, before_hang=model.standstill_ns is not None)
+        yield box, paint_lanes(lanes, box.width, box.height, first, named, found.peers)
         box = boxes.history
         incidents = model.diagnosed.incidents
-        yield box, paint_history(model.history, box.width, box.height, model.lanes.step, incidents)
+        yield box, paint_history(model.history, box.width, box.height, model.lanes.step, incidents, model.now_ns)
     box = boxes.table
     shown = lines_shown(model, start, max(box.height - 1, 0))
     others = len(model.ranks) - len(shown)

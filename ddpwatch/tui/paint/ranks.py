@@ -13,7 +13,7 @@ from ddpwatch.tui.models.overview import Overview, RankLine
 from ddpwatch.tui.models.ranks import SHADES, HeatMap
 from ddpwatch.tui.paint.canvas import Canvas, Row
 from ddpwatch.tui.paint.devices import device_fields
-from ddpwatch.tui.paint.incidents import paint_strip, strip_legend
+from ddpwatch.tui.paint.incidents import paint_strip, strip_legend, strip_names
 from ddpwatch.tui.paint.split import PHASE_STYLES
 from ddpwatch.tui.text import Field, fit, shorten, shorten_host, shorten_name
 
@@ -66,7 +66,7 @@ def paint_heat(
 ) -> list[Row]:
     """Paints title with scale, incidents, a row per rank or group from the ``first`` on, and the steps below."""
     canvas = Canvas(width, height)
-    _paint_title(canvas, heat)
+    is_explained = _paint_title(canvas, heat)
     cell = cell_size(heat, width, height)
     room = max((height - TOP_ROWS - 1) // cell[1], 0)
     end = _left(width, bool(heat.hosts)) + _columns(heat, width)
@@ -83,12 +83,19 @@ def paint_heat(
             canvas.put(end - len(newest), height - 1, newest, "axis")
     if below < 0 and TOP_ROWS + cell[1] * len(heat.groups) < height - 2:
         high = "low" if heat.metric.inverted else "high"
-        how = [f"a row is a rank, a column a step; █ is {high}", "– unknown", "◀ the slowest rank", "m: another figure"]
+        how = [] if is_explained else strip_names(heat.struck)
+        how += [
+            f"a row is a rank, a column a step; █ is {high}",
+            "– unknown",
+            "◀ the slowest rank",
+            "m: another figure",
+        ]
         canvas.put_runs(1, height - 2, fit([Field(text, text, at, "dim") for at, text in enumerate(how)], width - 2))
     return canvas.rows()
 
 
-def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
+def _paint_title(canvas: Canvas, heat: HeatMap) -> bool:
+    """Paints the title. Returns whether there was room for what the letters of incidents mean."""
     canvas.fill(0, canvas.width, 0, " ", "heading")
     grouped = max((len(group) for group in heat.groups), default=1)
     title = heat.metric.title + (" with waits for buffers" if heat.buffers else "")
@@ -111,7 +118,9 @@ def _paint_title(canvas: Canvas, heat: HeatMap) -> None:
         canvas.put(end + _RIGHT, 0, "     cost s   share", "heading")
     if heat.process_groups and canvas.width >= _ROOMY:
         canvas.put(canvas.width - _GROUPS, 0, "groups", "heading")
-    canvas.put_runs(x, 0, strip_legend(heat.struck, end - x))
+    legend = strip_legend(heat.struck, end - x)
+    canvas.put_runs(x, 0, legend)
+    return len(legend) == len(strip_names(heat.struck))
 
 
 def _paint_row(

@@ -47,10 +47,9 @@ def paint_whatif(model: WhatIfModel, width: int, height: int, selected: str | No
 
 def _titles(answer: WhatIfAnswer) -> Sequence[str]:
     """Returns what it rests on, in full and in short."""
-    text, of_all = f"what if: newest {answer.steps} steps timed in full", "the header's step is of all"
+    text = f"what if: the newest {answer.steps} steps timed in full, replayed"
     off = percent(abs(answer.replayed.error), 1)
-    full = f"{text}, replayed with other settings (unchanged: {off} off); {of_all}"
-    return full, f"{text}, replayed; {of_all}", text
+    return f"{text} (unchanged: {off} off); the header has the mean of all steps", text
 
 
 def _paint_verdict(canvas: Canvas, model: WhatIfModel, y: int) -> int:

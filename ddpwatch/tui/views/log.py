@@ -32,7 +32,8 @@ class LogView(RunView):
     DEFINITIONS = """\
   m         incidents, events and incidents, the job's output
             (if ddpwatch run started it; its newest 2,000 lines)
-  incidents worst first; ● ongoing, ✓ over, · comes later in a replay
+  incidents worst first; ● ongoing, ○ until the run ended, ✓ over,
+            · comes later in a replay
   cost s    GPU-seconds lost (on CPUs process-seconds): what all other
             ranks waited, or all ranks spent; share: of all ranks' time
   Enter     shows the step in the Timeline; in a replay, one that never

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -82,10 +83,12 @@ class TimelineView(RunView):
         ranks = session.ranks_of(step)
         lanes = step_lanes(step, session.state.ranks, self._comm_rows, set(ranks), session.state.marks)
         self._comm_rows = lanes.comm_rows
+        lanes = replace(lanes, before_hang=session.overview.standstill_ns is not None)
         if self.seconds is None or not step.comparable:
             return timeline_of_step(step, lanes)
         steps = [other for other in session.steps if other.step <= step.step]
-        return timeline_of_seconds(steps, self.seconds, ranks, self._comm_rows, session.state.marks)
+        seconds = timeline_of_seconds(steps, self.seconds, ranks, self._comm_rows, session.state.marks)
+        return replace(seconds, title=f"{seconds.title}, before the hang") if lanes.before_hang else seconds
 
     def _fit(self, timeline: Timeline, height: int) -> None:
         """Keeps window, cursor and first rank within the timeline."""

@@ -47,7 +47,7 @@ class TestTimeline:
         async with app.run_test(size=(111, 30)) as pilot:
             await watching(pilot, run(60))
             await pilot.press("2", "r")
-            assert "the last 3.0 s, steps 30–59" in body(app)
+            assert "steps 30–59, 3.0 s" in body(app)
             await pilot.press("r")
             assert "the last" not in body(app)
 

@@ -10,7 +10,7 @@ from ddpwatch.common.text import three_digits
 from ddpwatch.errors import UsageError
 from ddpwatch.tui.feed.events import Attached
 from ddpwatch.tui.models import whatif as model
-from ddpwatch.tui.models.whatif import ASKED, MOST_RANKS, Predictor, WhatIfModel, observed_in
+from ddpwatch.tui.models.whatif import ASKED, MOST_RANKS, Predictor, WhatIfModel, no_gain_last, observed_in
 from ddpwatch.tui.paint.whatif import paint_whatif
 from ddpwatch.whatif import answer as answers
 from ddpwatch.whatif.command import answer, recorded_in
@@ -60,6 +60,9 @@ class TestView:
             shown = sorted((row["change"] for row in said["scenarios"]), key=lambda change: text.rindex(f" {change} "))
             assert shown == [row["change"] for row in said["scenarios"]]
             assert f"{best['change']} ◀" in text
+            found = list(app.views.whatif._model.answer.scenarios)
+            none = replace(found[0], gain_ms=-0.004)
+            assert no_gain_last([none, *found]) == [*found, none]
             assert best["why"] in text
 
     async def test_another_change_in_detail(self, messages):
