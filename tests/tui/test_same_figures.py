@@ -300,7 +300,7 @@ def at_cursor(text):
 
 
 def changes_on(text, scenarios):
-    shown = searched(text, measured="measured +N ", steps="what if: newest N steps timed in full")
+    shown = searched(text, measured="measured +N ", steps="what if: the newest N steps timed in full")
     for row in scenarios:
         name = re.escape(row["change"])
         signed = r"≤?([+−-]?[\d.]+)"
