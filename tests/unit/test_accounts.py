@@ -16,6 +16,7 @@ from tests.support.frames import (
     MS,
     START_NS,
     bare,
+    beat,
     bye,
     diagnosed,
     hello,
@@ -23,6 +24,7 @@ from tests.support.frames import (
     step,
     synchronous,
 )
+from tests.unit.test_pauses import after
 
 S = 1000 * MS
 LATE = st.lists(st.integers(0, 300), min_size=3, max_size=3)
@@ -186,3 +188,27 @@ def test_stalls_of_which_half_are_bare_leave_the_other_steps_as_they_are() -> No
         assert found.phases_ns[phase] == pytest.approx(ns, rel=0.03), phase
     for account in (("transfer", "exposed_comm"), ("compute", "forward")):
         assert estimated[account] == pytest.approx(accounts[account], rel=0.03)
+
+
+def test_pauses_are_their_rank_s_and_what_others_wait_for_it_whether_watched_or_not() -> None:
+    """Every 40 steps rank 0 is in the gap for 700 ms more. Two bare ones come first, and two later."""
+    messages, at = [hello(0), hello(1)], START_NS
+    for number in range(300):
+        pause = 700 if number % 40 == 39 else 0
+        is_bare = number in (39, 79, 159, 239) or (number > 12 and number % 4 == 2)
+        if pause and is_bare:
+            about = {"at_ns": at + 500 * MS, "issued": None}
+            messages.append(beat(0, number, phase="input", since_ns=at, **about))
+            messages.append(beat(1, number, phase="", since_ns=at + 5 * MS, **about))
+        for rank in range(2):
+            one = step(rank, number, wait_ms=pause if rank else 0)
+            one = one if rank else after(one, pause)
+            one.start_ns = at
+            longer = {"start_ns": at, "duration_ns": one.duration_ns}
+            messages.append(replace(bare(rank, number), **longer) if is_bare else one)
+        at += one.duration_ns
+    lost = state_of(messages).diagnosis.lost()
+    spent = Counter({(account.name, account.rank, account.phase): account.ns for account in lost.accounts})
+    assert spent["waiting", 0, "pause"] == pytest.approx(7 * 700 * MS, rel=0.03)
+    assert spent["other", None, "pause"] == pytest.approx(7 * 700 * MS, rel=0.1)
+    assert sum(ns for (name, *_), ns in spent.items() if name == "jitter") < 0.02 * 7 * 700 * MS

@@ -235,6 +235,8 @@ class Pauses:
             key = account_of(phase) if of_phase else facts.split.taken_for
             (pause.taken if ranks else pause.shared)[key] = taken
             left = facts.split.accounts.get(facts.split.taken_for, 0) - (taken if ranks else 0)
+            if ranks and phase not in PLANNED:  # what is not the others' is where it was
+                key = facts.split.taken_for
             if ranks and 2 * left < spent:  # perhaps a bare one that is split like a watched stall
                 key = facts.split.largest
                 left = facts.split.accounts.get(key, 0)
@@ -303,7 +305,8 @@ class Pauses:
         took = {other: max(0, int(step.duration_ns - usual)) for other, step in across.ranks.items() if other != rank}
         source, taken = facts.split.taken_for, excess * len(took)
         if rank is not None or (bare and phase):
-            moved = self._ledger.reassign(sum(took.values()), source, phase, rank)
+            known = 0 if rank is None else facts.split.waits.get(rank, 0)  # of a bare one, as the stall that it is like
+            moved = self._ledger.reassign(max(0, sum(took.values()) - known), source, phase, rank)
             taken = taken if rank is None else moved
         elif phase in PLANNED:
             self._ledger.reassign(min(sum(took.values()), facts.split.accounts.get(source, 0)), source, phase, None)
