@@ -369,8 +369,9 @@ class Collector:
             phase="" if last is None else last.phase,
             in_flight=[] if last is None else last.in_flight,
         )
-        if is_by_launcher(found) and startup.was_interrupted():
-            found.detail = INTERRUPTED_LAUNCHER
+        was_killed = found.signal == signal.SIGKILL  # by torchrun, if SIGTERM has not ended it after 30 s
+        if (was_killed or is_by_launcher(found)) and startup.was_interrupted():
+            found.detail = f"{'SIGKILL' if was_killed else 'SIGTERM'}{INTERRUPTED_LAUNCHER}"
         return found
 
     def _is_over(self) -> bool:

@@ -451,7 +451,7 @@ class Bye(msgspec.Struct, tag="bye", tag_field="type", kw_only=True, omit_defaul
     exits: bool = False
 
 
-INTERRUPTED_LAUNCHER: Final = "SIGTERM from the launcher, which got SIGINT"  # how a rank ended, in its `Bye`
+INTERRUPTED_LAUNCHER: Final = " from the launcher, which got SIGINT"  # in a `Bye`, after the signal that ended a rank
 
 
 def sends_no_more(message: Bye | Beat) -> bool:

@@ -368,11 +368,15 @@ INTERRUPTED = {"reason": "exception", "detail": "KeyboardInterrupt", "step": 39,
             f"stopped by Ctrl-C (exited with code 130{BY_ITSELF})",
         ),
         (
-            bye(1, "killed", detail=INTERRUPTED_LAUNCHER, signal=15),
+            bye(1, "killed", detail=f"SIGTERM{INTERRUPTED_LAUNCHER}", signal=15),
             "stopped by Ctrl-C (SIGTERM from the launcher, which got SIGINT)",
         ),
+        (
+            bye(1, "killed", detail=f"SIGKILL{INTERRUPTED_LAUNCHER}", signal=9),
+            "stopped by Ctrl-C (SIGKILL from the launcher, which got SIGINT)",
+        ),
     ],
-    ids=["exception", "signal", "code", "no goodbye", "launcher"],
+    ids=["exception", "signal", "code", "no goodbye", "SIGTERM", "SIGKILL"],
 )
 def test_who_stops_a_job_by_ctrl_c_ends_no_rank(end: Bye, how: str) -> None:
     run = Run(3)

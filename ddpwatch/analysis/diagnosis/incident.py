@@ -46,7 +46,7 @@ def end_of(bye: Bye) -> End:
 def is_by_ctrl_c(end: End | Bye) -> bool:
     """Returns whether somebody ended a rank by Ctrl-C (SIGINT), as far as that shows."""
     by_exception = end.reason == "exception" and end.detail.startswith(KeyboardInterrupt.__name__)
-    by_signal = end.signal == signal.SIGINT or end.detail == INTERRUPTED_LAUNCHER
+    by_signal = end.signal == signal.SIGINT or end.detail.endswith(INTERRUPTED_LAUNCHER)
     return by_exception or by_signal or end.detail.startswith(_EXIT_BY_SIGINT)
 
 
@@ -55,7 +55,7 @@ def is_by_launcher(end: End | Bye | None) -> bool:
 
     A rank that handles SIGTERM usually exits with the code by which a shell reports that signal.
     """
-    if end is None or end.detail == INTERRUPTED_LAUNCHER:
+    if end is None or end.detail.endswith(INTERRUPTED_LAUNCHER):
         return False
     return end.signal == signal.SIGTERM or end.detail.startswith(_EXIT_BY_SIGTERM)
 

@@ -410,7 +410,7 @@ def _death(incident: Incident, places: JobPlaces) -> str:
         return places.stack_of(incident.ranks[0])
     at = f"on {host}, " if (host := places.host_of(incident)) else ""
     oom = "`dmesg -T` says whether the kernel ran out of memory (oom-kill)"
-    if any(end.reason == "killed" and end.signal == 9 for end in ends):  # SIGKILL: nobody else says why
+    if any(end.signal == signal.SIGKILL and not is_by_ctrl_c(end) for end in ends):  # nobody else says why
         return at + oom
     if incident.evidence.hung and ends and all(_ended_by_others(end) for end in ends):
         return "read the stacks of the ranks that held up the others: they are with the hang"  # which ended them all
