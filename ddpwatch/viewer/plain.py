@@ -150,9 +150,9 @@ def _below(incident: Incident) -> list[str]:
 
 
 def _news_lines(news: News, unit: str) -> list[str]:
-    """Returns what is new, and what to do about what has started."""
+    """Returns what is new, and what to do about it each time that it comes."""
     step = f"{INDENT}next: {clean(news.incident.next_step)}"
-    return [f"{INDENT}{clean(news.text(unit))}", *([step] if news.what == "started" else [])]
+    return [f"{INDENT}{clean(news.text(unit))}", *([step] if news.needs_step else [])]
 
 
 def _ranks(incident: Incident) -> str:

@@ -34,13 +34,16 @@ def test_it_ends_when_the_verdict_drops_it_and_comes_again() -> None:
         ["started"], [], [], [], ["ended"], [], ["again"], ["ended"],
     ]  # fmt: skip
     assert said[6][0].text("GPU-seconds") == "again: rank 1 is late"
+    assert [one.needs_step for found in said for one in found] == [True, False, True, False]
 
 
 def test_an_earlier_one_is_not_its_end() -> None:
     earlier = replace(WORSE, open=False, until_step=9)
     later = replace(WORSE, since_step=600, until_step=610)
     news = IncidentNews()
-    assert [one.what for one in news.take_incidents([later, earlier], 0)] == ["started", "over"]
+    found = news.take_incidents([later, earlier], 0)
+    assert [one.what for one in found] == ["started", "over"]
+    assert all(one.needs_step for one in found)
     assert news.take_incidents([earlier], 1) == []
     (ended,) = news.take_incidents([earlier], ABSENT_NS)
     assert (ended.what, ended.incident.since_step) == ("ended", 600)

@@ -22,6 +22,11 @@ class News:
     incident: Incident
     what: Literal["started", "again", "worse", "ended", "over"]
 
+    @property
+    def needs_step(self) -> bool:
+        """Whether what to do about it is to be said: once each time that it comes."""
+        return self.what not in ("worse", "ended")
+
     def text(self, unit: str) -> str:
         """Returns one line; with the cost, in that unit, once it is known for good, and more than nothing."""
         message = message_text(self.incident)
