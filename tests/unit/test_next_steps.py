@@ -31,6 +31,7 @@ from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
 from ddpwatch.wire.messages import (
     BATCH_WAIT,
+    INTERRUPTED_LAUNCHER,
     OWN_COLLECTIVES,
     WORKERS_START,
     BucketLayout,
@@ -49,6 +50,7 @@ ENDS = {
     1: End("lost", "exited with code 143", None, 3, "", [], 0),
 }
 FAILED = End("exception", "RuntimeError: Timed out waiting 14000ms for recv operation", None, 3, "", [], 0)
+KILLED = End("killed", f"SIGKILL{INTERRUPTED_LAUNCHER}", 9, 3, "", [], 0)
 STUCK = StackGroup([1], "f", "", ["f"])
 
 
@@ -167,6 +169,8 @@ def test_a_late_rank_is_explained_while_it_lasts() -> None:
          "find out who sent SIGTERM: a scheduler at its time limit, or whoever ended the launcher"),
         (Incident("death", "error", "", (1,),
                   evidence=Evidence(ends={1: End("killed", "SIGTERM", 15, 3, "", [], 0)}, hung=[1])),
+         "read the stacks of the ranks that held up the others"),
+        (Incident("death", "error", "", (1,), evidence=Evidence(ends={0: FAILED, 1: KILLED}, hung=[1])),
          "read the stacks of the ranks that held up the others"),
         (Incident("death", "error", "", (1,), evidence=Evidence(ends={0: FAILED, 1: FAILED}, hung=[1])),
          "read the stacks of the ranks that held up the others"),
