@@ -16,7 +16,7 @@ from ddpwatch.report.explained import tables_below
 from ddpwatch.sampling.stack_order import StackOrder
 from ddpwatch.tui.session import ViewerSession
 from ddpwatch.tui.text import wrap
-from ddpwatch.viewer.explain import NOBODY_LATE, StackRequest, do_samples_say_why, hang_of, request_of
+from ddpwatch.viewer.explain import NOBODY_LATE, StackRequest, do_samples_say_why, fatal_to, hang_of, request_of
 
 CHOOSE = "choose one in view 4 (ranks), then press x"
 MOST_LINES = 6  # of the sentence
@@ -54,6 +54,8 @@ class Explaining:
         self._back = 0
         if hang_of(self._session.overview.diagnosed.incidents) is not None:
             return
+        if incident is None and not self._is_live:
+            incident = fatal_to(self._session.overview.diagnosed.incidents, rank)
         if incident is not None and not do_samples_say_why(incident):
             if self._is_live or not self._found:
                 self._failure = _advice(incident)

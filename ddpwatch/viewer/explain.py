@@ -11,6 +11,7 @@ from statistics import fmean
 
 from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.kinds import KINDS
+from ddpwatch.analysis.diagnosis.words.incident_news import message_text
 from ddpwatch.analysis.diagnosis.words.turned_off import Off
 from ddpwatch.analysis.explain.explanation import Explanation, explain, explain_hang
 from ddpwatch.analysis.explain.sentences import EARLIER
@@ -175,6 +176,14 @@ def do_samples_say_why(incident: Incident) -> bool:
     return bool(incident.ranks) and (KINDS[incident.kind].late or incident.period is not None)
 
 
+def fatal_to(incidents: Iterable[Incident], rank: int | None) -> Incident | None:
+    """Returns the death or hang that ended a run; None without one, or if that rank was late before."""
+    found = list(incidents)
+    if any(rank in one.ranks and do_samples_say_why(one) for one in found):
+        return None
+    return next((one for one in found if one.severity == "error" and not do_samples_say_why(one)), None)
+
+
 def request_of(
     state: RunState,
     rank: int | None,
@@ -191,6 +200,8 @@ def request_of(
         )
     late = _late_ranks(state)
     if over := _over(state, rank):
+        if (fatal := fatal_to(state.diagnosis.incidents(), rank)) is not None:
+            raise UsageError(f"{over}: {message_text(fatal)}", fatal.next_step)
         raise UsageError(over, EARLIER)
     if rank is None:
         if not late:

@@ -1,6 +1,9 @@
 """The key that explains why a rank is late: what it asks the run, and the screen with the answer."""
 
+import re
+
 import pytest
+from msgspec.structs import replace
 
 from ddpwatch.analysis.diagnosis.kinds import KINDS
 from ddpwatch.tui.feed.events import Attached
@@ -140,6 +143,14 @@ async def test_a_recording_in_which_no_rank_was_late_promises_no_samples():
         await until(pilot, lambda: app.session.whole.ready)
         await pilot.press("x")
         assert shown(app)[0] == "no stacks were sampled: no rank was late"
+
+
+async def test_a_recording_that_ends_with_a_death_says_what_to_do_about_that():
+    app = replay_app([*run(20), replace(bye(1), reason="killed", detail="SIGKILL", signal=9), bye(0), bye()])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.session.whole.ready)
+        await pilot.press("4", "x")
+        assert re.match("death: rank 1 was killed .* Next: .*dmesg", " ".join(shown(app)))
 
 
 @pytest.mark.parametrize("key", ["x", "7"])

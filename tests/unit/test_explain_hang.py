@@ -7,6 +7,8 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
+from ddpwatch.analysis.diagnosis.incident import Evidence, Incident, StackGroup
+from ddpwatch.analysis.explain.explanation import explain_hang
 from ddpwatch.errors import UsageError
 from ddpwatch.sampling.stack_order import FIRST_INCIDENT
 from ddpwatch.viewer.explain import explain_live
@@ -16,6 +18,7 @@ from tests.support.dashboards import FakeSource
 from tests.support.frames import beat, bye, hello, run, status
 from tests.support.sampled import a_pair
 
+MISMATCH = Evidence(why="mismatch", stacks=[StackGroup([0], "job.py:11 in f", "", [])])
 LINES = ("waits.py:7 in f", "waits.py:7 in f", "held.py:9 in g")
 
 
@@ -52,6 +55,20 @@ def test_what_was_sampled_is_shown_once_the_rank_has_ended(last: list[Message]) 
             source_of([each for each in frames if not isinstance(each, StackSamples)]), 1, None, None, pytest.fail
         )
     assert FIRST_INCIDENT in refused.value.hint
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_who_asks_after_a_death_is_told_of_it(rank: int | None) -> None:
+    """It said to ask as soon as a rank is late, and none was."""
+    killed = replace(bye(1), reason="killed", detail="SIGKILL", signal=9)
+    with pytest.raises(UsageError, match=r"ended: rank 1 was killed \(SIGKILL\)") as refused:
+        explain_live(source_of([*run(12), killed, bye(0), bye(), status()]), rank, None, None, pytest.fail)
+    assert "dmesg" in refused.value.hint
+
+
+def test_ranks_in_different_calls_are_not_said_to_be_held_up() -> None:
+    found = Incident("hang", "error", "", (0,), next_step="look why", evidence=MISMATCH)
+    assert explain_hang(found).next_step == "look why"
 
 
 def source_of(frames: list[Message]) -> LiveSource:

@@ -131,6 +131,8 @@ def explain_hang(hang: Incident) -> Explanation:
     text = f"hang: {'; '.join([hang.message, *places_of(stacks, hang.ranks)])}"
     held = next((group for group in stacks if group.site and set(group.ranks) & set(hang.ranks)), None)
     following = "" if held is None else f"find out why {ranks_named(held.ranks)} does not go on from {held.site}"
+    if hang.evidence.why == "mismatch":  # nobody holds up the others
+        following = hang.next_step
     return Explanation(rank, None, 0, text, (), (), stacks, following)
 
 
