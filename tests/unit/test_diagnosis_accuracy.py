@@ -10,6 +10,7 @@ import pytest
 from ddpwatch.analysis.diagnosis.engine import Diagnosis
 from ddpwatch.analysis.diagnosis.late.lateness import GroupLateness
 from ddpwatch.sampling.levels import is_watched
+from ddpwatch.wire.messages import BATCH_WAIT, Mark
 from tests.support.diagnosis_cases import Case, Job, Kind, Truth, job_of
 from tests.support.diagnosis_score import play
 from tests.support.fleet import LAYER_PARAMS, Disturbance, Fleet, Shape, zeros
@@ -142,3 +143,30 @@ def test_a_rank_is_named_though_all_steps_are_equally_long_as_all_wait_for_it(ra
     found = diagnosis.slowest()
     assert found is not None
     assert found.ranks == (rank,)
+
+
+@pytest.mark.parametrize(("before", "workers", "late"), [(40, 1, []), (40, 0, [(1,)]), (5, 1, [(1,)])])
+def test_a_rank_that_waits_for_a_loader_as_slow_as_the_others_is_not_late(
+    before: int, workers: int, late: list[tuple[int]]
+) -> None:
+    """At first both wait for data (ms); then rank 1 alone, for 40 ms of steps as long, while rank 0's queue is full."""
+    shape = Shape(world=2, steps=240, step_ns=40 * MS, noise=Noise("gauss", 0.01), watched_period=2, seed=1)
+    wrong = Disturbance(shape)
+    wrong.data[:60] = before * MS
+    wrong.data[60:, 1] = 40 * MS
+    fleet = Fleet(shape, wrong)
+    diagnosis = Diagnosis(fleet.names)
+    for rank in range(2):
+        wait = Mark(rank=rank, kind="data", name=BATCH_WAIT, workers=workers, start_ns=1, end_ns=40 * MS)
+        diagnosis.apply_message(wait, 40 * MS)
+    for played in fleet.play():
+        diagnosis.add_step(fleet.across(played))
+    found = [incident for incident in diagnosis.incidents() if incident.kind == "slow_input" and incident.open]
+    assert [incident.ranks for incident in found if incident.ranks] == late
+    waited = [account.rank for account in diagnosis.lost().accounts if account.name == "waiting"]
+    assert waited == [rank for ranks in late for rank in ranks]
+    if not late:
+        (shared,) = found
+        assert shared.since_step is not None
+        assert shared.since_step < 10
+        assert shared.gain == pytest.approx(0.5, abs=0.05)

@@ -172,7 +172,7 @@ class Diagnosis:
             self._end({late.streak.rank for _, late in started})
             for (watch, rank), late in list(self._late.items()):
                 # As it turns out by now. Where it was late and did not pause, that was noise, and has no incident
-                if across.counted and self._pauses.is_pausing(late.streak):
+                if across.counted and (self._pauses.is_pausing(late.streak) or self._is_held(late)):
                     self._groups[watch].dismiss(late.streak)
                     del self._late[watch, rank]
         for watch, late in started:
@@ -180,6 +180,9 @@ class Diagnosis:
                 self._groups[watch].dismiss(late.streak)
             elif self._is_news(late):
                 late.catch_up(self._splits, self._recent)
+                if self._is_held(late):
+                    self._groups[watch].dismiss(late.streak)
+                    continue
                 self._late[watch, late.streak.rank] = late
                 self._pauses.absorb(late.streak)
         split.blamed = {late.streak.rank for late in self._late.values()}.union(split.delays)
@@ -189,6 +192,10 @@ class Diagnosis:
             self._settle(split.end_ns)
         if self._standing.is_due(self._now_ns):
             self._standing.look(self._rejoined(), self._judged, self.lost().share, self._now_ns)
+
+    def _is_held(self, late: LateRank) -> bool:
+        """Returns whether a rank is late by a wait for data that the others' loaders would cost as well."""
+        return late.streak.rank in self._rules.input.held_by and late.cause.phase(late.late_ns)[0] == "data"
 
     def _keep_split(self, split: StepSplit, judged: bool) -> None:
         """Keeps what any streak that is found from now on may cost."""
@@ -436,6 +443,9 @@ class Diagnosis:
             ns = min(incident.cost_ns, waits)
             waits -= ns
             waiting[incident.ranks[0], _waited_in(incident)] += ns
+        held = min(self._rules.input.waited_ns, waits)
+        waits -= held
+        rest["input", "data"] += held
         total = ledger.rank_ns
         for hang in incidents:
             if not hang.in_steps:  # its ranks have not ended their step

@@ -85,6 +85,7 @@ class StepSplit:
         blamed: Ranks that are late or paused: who waits for them does not wait by chance.
         buffers_ns: Transfer of DDP's buffers, of the same account as that of buckets.
         stalled_ns: Waits of all ranks for data in a single stall, which is an incident of its own.
+        held_ns: Waits for ranks that wait for data, where the others' loaders are as slow.
         longest_ns: Duration on the slowest rank.
         start_ns, end_ns: Its earliest start and its latest end on any rank.
         like: The watched step that a bare one was split like.
@@ -106,6 +107,7 @@ class StepSplit:
     blamed: Collection[int] = ()
     buffers_ns: int = 0
     stalled_ns: int = 0
+    held_ns: int = 0
 
     @property
     def taken_for(self) -> AccountKey:

@@ -132,6 +132,10 @@ class DeviceCauses:
         if mark.workers and mark.end_ns is not None and mark.name == BATCH_WAIT:
             self._waits.add_sample(mark.rank, self._host_of(mark.rank), mark.end_ns, [float(mark.ready)])
 
+    def has_workers(self, rank: int) -> bool:
+        """Returns whether a rank has waited for a DataLoader's workers."""
+        return rank in self._waits.past
+
     def cause(self, rank: int | None, start_ns: int, end_ns: int, share: float = 0.0) -> DeviceCause | None:
         """Returns what was wrong with a rank's core, GPU or host in that time; None if nothing was, as far as is known.
 

@@ -28,6 +28,9 @@ class Rules:
 
     Args:
         devices: What may be why all ranks are slower, or wait.
+
+    Attributes:
+        input: The rule on waits for data.
     """
 
     def __init__(self, devices: DeviceCauses) -> None:
@@ -36,7 +39,7 @@ class Rules:
         self._buffers = Buffers()
         self._exposed = ExposedComm(devices, self._link, self._repeated)
         self._imbalance = Imbalance(devices)
-        self._input = SlowInput(devices)
+        self.input = SlowInput(devices)
         self._drift = RunDrift(devices)
         self._device = SlowDevice(devices)
         self._threads = TooManyThreads(devices)
@@ -72,10 +75,10 @@ class Rules:
         self._repeated.add_step(facts, least)
         self._buffers.add_step(facts)
         self._exposed.add_step(facts, least)
+        self.input.add_step(facts)  # before who looks at waits by turns: it says what some are for
         self._imbalance.add_step(facts)
         self._threads.add_step(facts)
         self._apart.add_step(facts)
-        self._input.add_step(facts)
         self._reduced.add_step(across)
         self._device.add_split(split, common_work(across) if across.counted else None)
         if across.counted:
@@ -88,7 +91,7 @@ class Rules:
             *self._repeated.incidents(),
             *self._buffers.incidents(),
             *self._imbalance.incidents(),
-            *self._input.incidents(),
+            *self.input.incidents(),
             *self._link.incidents(),
             *self._drift.incidents(),
             *self._device.incidents(),
