@@ -195,7 +195,8 @@ class Diagnosis:
 
     def _is_held(self, late: LateRank) -> bool:
         """Returns whether a rank is late by a wait for data that the others' loaders would cost as well."""
-        return late.streak.rank in self._rules.input.held_by and late.cause.phase(late.late_ns)[0] == "data"
+        common = self._rules.input
+        return common.lasts and late.streak.rank in common.held_by and late.cause.phase(late.late_ns)[0] == "data"
 
     def _keep_split(self, split: StepSplit, judged: bool) -> None:
         """Keeps what any streak that is found from now on may cost."""

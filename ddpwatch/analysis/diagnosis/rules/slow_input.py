@@ -82,6 +82,11 @@ class SlowInput:
         pace = median(paces)
         return abs(median(self._lengths) - pace) <= SAME_PACE * pace
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it is an incident now."""
+        return self._share.lasting is not None
+
     def incidents(self) -> list[Incident]:
         """Returns what lasts, and what is over."""
         found = self._share.incidents("slow_input", "data", INPUT_SHARE, input_sentence)
