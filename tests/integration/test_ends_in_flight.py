@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from ddpwatch.sampling.stack_order import MOST_PROFILED, StackOrder
 from ddpwatch.viewer.live_source import LiveSource
 from tests.support.jobs import SCRIPTS, Job, the_run, together, wait_for
 
+ORDERS, ORDER_S = 12, 6.0
 CODES = {"ValueError": 1, "SystemExit": 3, "KeyboardInterrupt": -2}
 
 
@@ -51,7 +54,11 @@ def test_it_ends_as_ever_while_it_is_profiled(tmp_path: Path, error: str, code: 
     script = SCRIPTS / "ends_in_profile.py"
     with Job(script, error, log=tmp_path / "log", ranks=1, streams=tmp_path / "streams", tears_down=True) as job:
         source = LiveSource(the_run(job).publish)
-        source.order_stacks(StackOrder(1, 0, 0, MOST_PROFILED, profiler=True))
+        for number in range(1, ORDERS):  # a sender that wakes late has missed the steps of an order
+            source.order_stacks(StackOrder(number, 0, 0, MOST_PROFILED, profiler=True))
+            with suppress(subprocess.TimeoutExpired):
+                job.process.wait(ORDER_S)
+                break
         assert job.wait() == code
         source.close()
     out, err = ((tmp_path / "streams" / "0" / f"{name}.log").read_text() for name in ("stdout", "stderr"))

@@ -10,6 +10,7 @@ from ddpwatch.analysis.diagnosis.incident import Incident
 from ddpwatch.analysis.diagnosis.words.next_steps import next_step
 from ddpwatch.analysis.groups import Groups
 from ddpwatch.analysis.layouts import Layouts
+from ddpwatch.common.text import percent
 from ddpwatch.viewer.state import RunState
 from ddpwatch.wire.messages import BucketLayout, Layout, RankSample, Span, Step
 from tests.support.frames import MS, START_NS, diagnosed, hello, layout, state_of, step, synchronous
@@ -180,13 +181,14 @@ def test_threads_that_have_cores_or_that_nobody_counted(threads: int, cores: int
 # -- cores that all ranks are short of ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("waits", "is_why"), [(0.06, True), (0.04, False)])
-def test_transfers_that_wait_for_cores_have_these_as_their_cause(waits: float, is_why: bool) -> None:
+@pytest.mark.parametrize(("waits", "is_why", "leads"), [(0.2, True, True), (0.06, True, False), (0.04, False, False)])
+def test_transfers_that_wait_for_cores_have_these_as_their_cause(waits: float, is_why: bool, leads: bool) -> None:
     """They take 10 % of a step. The network was said to be why, beside two busy loops on two cores."""
     (found,) = incidents_of(crowded(threads=0, cores=0, waits=waits), "exposed_comm")
-    assert found.device == ("CPU starved: waited 6 % of the time for a core" if is_why else "")
-    assert ("start fewer threads and workers; else `ddpwatch whatif" in found.next_step) is is_why
-    assert found.next_step.startswith("`ddpwatch whatif") is not is_why
+    assert found.device == (f"CPU starved: waited {percent(waits)} of the time for a core" if is_why else "")
+    assert ("start fewer threads and workers" in found.next_step) is is_why
+    assert ("; else `ddpwatch whatif" in found.next_step) is leads
+    assert found.next_step.startswith("`ddpwatch whatif") is not leads
 
 
 @pytest.mark.parametrize("waits", [0.3, 0.04])

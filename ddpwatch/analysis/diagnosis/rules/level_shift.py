@@ -80,13 +80,16 @@ class LevelShift:
         if level < limit or (self._factor and (not self.usual or self._before.share_from(level) > RARELY)):
             return False
         self._over = self.usual + OVER_SHARE * (limit - self.usual)
-        self.since = self._start(level)
+        window = list(islice(reversed(self._values), self._count))
+        self.since = (
+            self._start(window, level) if self._factor else min(at for at, known, _ in window if known >= limit)
+        )
         return True
 
-    def _start(self, level: float) -> int:
-        """Returns from which step on the newest values are most above what would be no longer high."""
+    def _start(self, window: list[_Value], level: float) -> int:
+        """Returns from which step on values, the newest first, are most above what would be no longer high."""
         above, most, start = 0.0, -inf, 0
-        for step, value, _ in islice(reversed(self._values), self._count):
+        for step, value, _ in window:
             above += min(value, level) - self._over  # one that is far above says no more than another
             if above >= most:
                 most, start = above, step
