@@ -115,10 +115,11 @@ def _runs(codes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def _name(canvas: Canvas, bar: Bar, cells: Interval, y: int, waits: bool) -> None:
     """Names a bucket inside the cells that show it."""
     name, (first, last) = bar.label, cells
-    in_full = bar.name if bar.own or bar.use else f"bucket {bar.name}"
     more = f"waits for rank {bar.last_rank}" if waits else f"· {size(bar.nbytes)}"
-    in_short = f" {more} " if waits else f" {bar.name} {more} "
-    x, text = centred(first, last, (f" {in_full} {more} ", in_short, f" {bar.name} ", f" {name} ", name))
+    with_more = [f" {bar.name} {more} "]
+    if not (bar.own or bar.use):  # a number alone is no bucket's to who reads it first
+        with_more = [f" bucket {bar.name} {more} ", f" {more} " if waits else f" {bar.name} {more} "]
+    x, text = centred(first, last, (*with_more, f" {bar.name} ", f" {name} ", name))
     if not text and len(name) <= last - first and canvas.style_at(first, y).startswith("comm"):
         text = name
     style = canvas.style_at(x, y)
