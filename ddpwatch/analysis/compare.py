@@ -100,7 +100,7 @@ class RunSeries:
 
     @property
     def mean_overlap(self) -> float:
-        """The same of the overlap."""
+        """The mean overlap, one figure for the table and the change."""
         return fmean(self.overlap) if self.shown_overlap is None else self.shown_overlap
 
     def keep(self, steps: int) -> None:

@@ -85,7 +85,7 @@ class Explaining:
 
     @property
     def _worst(self) -> str:
-        """What helps in the worst incident that lasts; empty without one."""
+        """The next step of the worst incident that lasts; empty without one."""
         lasting = (one for one in self._session.overview.diagnosed.incidents if one.open)
         return next(map(_advice, lasting), "")
 

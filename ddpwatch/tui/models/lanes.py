@@ -221,7 +221,7 @@ class StepLanes:
 
     @property
     def notes(self) -> str:
-        """What a title says of a hang since, and of the ranks' clocks, if there are several."""
+        """A title's notes: on a hang since, and on the ranks' clocks, if there are several."""
         hang = ", before the hang" if self.before_hang else ""
         if not self.aligned:
             return f"{hang}, each rank from its own start: clocks differ"

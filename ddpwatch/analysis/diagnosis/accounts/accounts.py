@@ -464,7 +464,9 @@ class Ledger:
                 found.buffers_ns += travelled
             if exposed:
                 if (own := compared.get(id(facts.keys))) is None:
-                    own = compared[id(facts.keys)] = launched(facts.keys, buckets, self._transfers)
+                    measured = facts.figures.comm_ns is not None
+                    own = launched(facts.keys, buckets, {} if measured else self._transfers)
+                    compared[id(facts.keys)] = own
                     self._add_transfers(facts, own.skews)
                 part = parts[rank] = split_exposed(facts, exposed, own)
                 transferred += part.transfer
@@ -553,10 +555,11 @@ class Ledger:
             _split_rest(found, steps, mean_like, beyond, share.alone)
             waiting = sum(found.waits.values())
             extra = waiting - alike
-            own = {phase: found.accounts.get(_KEYS[phase], 0) for phase in PHASES if phase in _KEYS}
-            stalled = {} if share.alone or not self._is_stall(like) else self._beyond_usual(found, own)
-            rest = {"exposed_comm": extra, UNSEEN: beyond - extra}
-            share = across.share = share._replace(waiting=waiting, beyond=stalled or rest)
+            longer = {"exposed_comm": extra, UNSEEN: beyond - extra}
+            if not share.alone and self._is_stall(like):
+                own = {phase: found.accounts.get(_KEYS[phase], 0) for phase in PHASES if phase in _KEYS}
+                longer = self._beyond_usual(found, own) or longer
+            share = across.share = share._replace(waiting=waiting, beyond=longer)
         if across.ordinary:
             self.estimator.add_share(share)
         if all(is_watched(status) for status in statuses):

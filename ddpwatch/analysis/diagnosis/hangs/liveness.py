@@ -84,7 +84,7 @@ class _Hang:
 
 
 class _HowEnded(NamedTuple):
-    """How ranks ended that did not finish.
+    """The ends of ranks that did not finish.
 
     Attributes:
         dead: They, the first one first.

@@ -84,7 +84,7 @@ class SlowInput:
 
     @property
     def lasts(self) -> bool:
-        """Whether it is an incident now."""
+        """True while it is an incident."""
         return self._share.lasting is not None
 
     def incidents(self) -> list[Incident]:

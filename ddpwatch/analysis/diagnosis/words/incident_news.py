@@ -24,7 +24,7 @@ class News:
 
     @property
     def needs_step(self) -> bool:
-        """Whether what to do about it is to be said: once each time that it comes."""
+        """True if the next step is to be said: once each time that it comes."""
         return self.what not in ("worse", "ended")
 
     def text(self, unit: str) -> str:
